@@ -1,0 +1,258 @@
+"""The commands: each calls one function of the library, and prints what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmdbstore.errors import LmdbstoreError
+
+# Exit codes
+OK, NOTHING_DONE, USAGE, SOME_REJECTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+
+app = typer.Typer(
+    name="lmdbstore",
+    help="Feed image training from one memory-mapped LMDB file: ingest once per machine, then train at full speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store, NAME.lmdb.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+
+
+def main() -> None:
+    """Run the command line; every error is one line, every kind has its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except LmdbstoreError as error:
+        _say(f"lmdbstore: {error}")
+        code = NOTHING_DONE
+    except KeyboardInterrupt:
+        _say("lmdbstore: interrupted")
+        code = INTERRUPTED
+    except _Terminated:
+        _say("lmdbstore: terminated")
+        code = TERMINATED
+    except BrokenPipeError:  # `lmdbstore info ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = NOTHING_DONE
+    sys.exit(code)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, unwound like Ctrl-C so that everything is closed on the way."""
+
+
+def _terminate(*_: Any) -> None:
+    raise _Terminated
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextmanager
+def _bar(quiet: bool, *, unit: str = "images", scale: bool = False) -> Iterator[Callable[..., None]]:
+    """Yield a function (done, total, note) that moves a progress bar; none is drawn off a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=0, unit=f" {unit}", unit_scale=scale, disable=True if quiet else None, leave=False) as bar:
+
+        def move(done: int, total: int, note: str = "") -> None:
+            bar.total = total
+            bar.set_postfix_str(note, refresh=False)
+            bar.update(done - bar.n)
+
+        yield move
+
+
+@app.command()
+def ingest(
+    train_csv: Annotated[Path, typer.Argument(metavar="TRAIN_CSV", help="UTF-8 csv with a header.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="The folder of images.")],
+    out: Annotated[Path, typer.Option(metavar="STORE", help="The store to make, NAME.lmdb.")],
+    id_column: Annotated[str, typer.Option(help="The csv's column of ids.")] = "id",
+    path: Annotated[
+        str | None,
+        typer.Option(metavar="TEMPLATE", help="Where an id's file is: '{id[0]}/{id}.jpg'. Known layouts are found."),
+    ] = None,
+    check: Annotated[
+        str, typer.Option(metavar="decode|header|none", help="How closely to look at each image.")
+    ] = "decode",
+    order: Annotated[str, typer.Option(metavar="id|csv|shuffle", help="The order in the file.")] = "id",
+    strict: Annotated[bool, typer.Option("--strict", help="Publish nothing if a row can't be stored.")] = False,
+    keep_truncated: Annotated[bool, typer.Option("--keep-truncated", help="Take images that end early.")] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Take files that links place outside DIR.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace STORE when the new one is complete.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Threads that read and check; default: all cores.")] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Write the images of a csv's rows into one store.
+
+    Interrupted, the same command goes on where it stopped. Exit codes: 0 every row is
+    stored; 3 published, some rows were rejected; 1 nothing was published; 2 usage.
+    """
+    from lmdbstore.ingestion import IngestOptions, Progress
+    from lmdbstore.ingestion import ingest as run
+
+    options = IngestOptions(
+        id_column=id_column,
+        path=path,
+        check=check,
+        order=order,
+        strict=strict,
+        keep_truncated=keep_truncated,
+        follow_links=follow_links,
+        workers=workers,
+    )
+    last = Progress(0, 0, 0)
+    with _bar(quiet) as move, _going_on(lambda: last, out):
+
+        def progress(now: Progress) -> None:
+            nonlocal last
+            last = now
+            move(now.settled, now.total, f"{now.bytes / 1e6:,.0f} MB")
+
+        report = run(train_csv, images=images, out=out, overwrite=overwrite, options=options, progress=progress)
+    if not quiet:
+        _print_report(report)
+    return SOME_REJECTED if report.rejects else OK
+
+
+@contextmanager
+def _going_on(last: Callable[[], Any], out: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, _Terminated):
+        _say(f"lmdbstore: {last().settled:,} rows are settled in {out}.partial; the same command goes on from there")
+        raise
+
+
+def _print_report(report: Any) -> None:
+    if report.resumed_from:
+        print(f"went on after {report.resumed_from:,} rows of an interrupted ingest")
+    print(f"layout {report.template}")
+    for note in report.notes:
+        print(f"note: {note}")
+    size, rate = report.bytes / 1e6, report.images / max(report.seconds, 1e-9)
+    print(f"{report.path}: {report.images:,} images, {size:,.1f} MB, in {report.seconds:.1f} s ({rate:,.0f} images/s)")
+    if report.rejects:
+        listed = f"listed in {report.path}.rejects.csv"
+        print(f"{len(report.rejects):,} of {report.rows:,} rows were rejected, {listed}; the first:")
+        for reject in report.rejects[:3]:
+            print(f"  line {reject.line}: id {reject.id!r}: {reject.reason}")
+
+
+@app.command()
+def info(
+    store: StorePath,
+    as_json: Json = False,
+    rejects: Annotated[bool, typer.Option("--rejects", help="List the rows that aren't in the store.")] = False,
+) -> None:
+    """Say what is in a store."""
+    from lmdbstore.store import ImageStore
+
+    with ImageStore(store) as opened:
+        if rejects:
+            listed = [reject._asdict() for reject in opened.rejects()]
+            print(
+                json.dumps(listed, indent=2)
+                if as_json
+                else "\n".join("{line}: {id!r}: {reason}".format(**r) for r in listed)
+            )
+            return
+        facts = opened.info()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(
+            f"{name.replace('_', ' '):15} {text:,}" if isinstance(text, int) else f"{name.replace('_', ' '):15} {text}"
+        )
+
+
+@app.command()
+def verify(
+    store: StorePath,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every image as well.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Check a whole store and report every problem; exit code 0 or 1."""
+    from lmdbstore.verification import verify as run
+
+    with _bar(quiet or as_json) as move:
+        report = run(store, decode=decode, progress=move)
+    if as_json:
+        print(json.dumps({"images": report.images, "bytes": report.bytes, "problems": report.problems}, indent=2))
+    else:
+        for problem in report.problems:
+            print(problem)
+        if not quiet:
+            verdict = f"{len(report.problems)} problems" if report.problems else "whole"
+            print(
+                f"{store}: {verdict}; {report.images:,} images, {report.bytes / 1e6:,.1f} MB in {report.seconds:.1f} s"
+            )
+    return NOTHING_DONE if report.problems else OK
+
+
+@app.command()
+def get(
+    store: StorePath,
+    id: Annotated[str, typer.Argument(metavar="ID")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Default: standard output.")
+    ] = None,
+) -> None:
+    """Write the bytes of one image."""
+    from lmdbstore.store import ImageStore
+
+    with ImageStore(store) as opened:
+        data = opened.read(id)
+    if output is not None:
+        output.write_bytes(data)
+    elif sys.stdout.isatty():
+        raise LmdbstoreError(f"{id!r} is {len(data):,} bytes of image; name a file with -o, or redirect the output")
+    else:
+        sys.stdout.buffer.write(data)
+
+
+@app.command()
+def export(
+    store: StorePath,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Only these ids, one per line.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write files and csv again, byte for byte."""
+    from lmdbstore.export import export as run
+    from lmdbstore.store import ImageStore
+
+    with ImageStore(store) as opened, _bar(quiet) as move:
+        count = run(opened, out=out, ids=None if ids is None else _lines(ids), progress=move)
+    if not quiet:
+        print(f"{out}: {count:,} images and {opened.manifest.source['csv']}")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmdbstoreError(f"{path}: {error}") from None

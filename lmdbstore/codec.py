@@ -1,0 +1,301 @@
+"""Bytes to pixels and back: probe, check, decode, encode.
+
+JPEG goes to libjpeg-turbo (turbo.py), and what that can't do, PNG and WebP go to
+OpenCV.  Both are loaded at first use: importing this module loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from lmdbstore import integrity
+from lmdbstore.errors import DecodeError, ImageTooLarge
+from lmdbstore.headers import MAX_PIXELS, BytesLike, ImageInfo, as_view, jpeg_frame, probe
+from lmdbstore.sniff import sniff
+
+if TYPE_CHECKING:
+    from lmdbstore.turbo import Turbo
+
+__all__ = ["MAX_PIXELS", "ImageInfo", "backend", "check", "decode", "encode", "probe"]
+
+Color = Literal["rgb", "bgr"]
+Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+
+# TJPF_* and TJSAMP_* of libjpeg-turbo's ABI
+_PIXEL_FORMAT = {"rgb": 0, "bgr": 1}
+_PIXEL_FORMAT_CMYK = 11
+_SUBSAMPLING = {"444": 0, "422": 1, "420": 2, "gray": 3, "440": 4, "411": 5}
+_OPENCV_SAMPLING = {"444": 0x111111, "422": 0x211111, "420": 0x221111, "gray": 0x111111, "440": 0x121111,
+                    "411": 0x411111}
+
+
+def backend() -> str:
+    """Name the decoder of JPEG files: "turbojpeg ..." or "opencv ..."."""
+    turbo = _turbo()
+    if turbo is not None:
+        return f"turbojpeg {turbo.version}"
+    import cv2
+
+    return f"opencv {cv2.__version__}"
+
+
+def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = None,
+           max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Decode a JPEG, PNG or WebP to the pixels that `cv2.imread` gives.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The file's bytes; libjpeg-turbo and OpenCV read them in place.
+    color : {"rgb", "bgr"}
+        The order of the channels.
+    orientation : int, optional
+        The EXIF orientation where the caller knows it; 1 leaves the image as it is in the file.
+        None: read from the file.
+    max_pixels : int
+        Width times height above which the image is refused, before anything is allocated.
+
+    Returns
+    -------
+    ndarray
+        (H, W, 3) uint8, writable, C-contiguous; orientation applied.  Grey and CMYK come out as
+        three channels, 16 bits as 8, alpha is dropped, an animation gives its first frame.  A
+        truncated JPEG gives what there is of it.
+
+    Raises
+    ------
+    DecodeError
+        In the libraries' own words.
+    ImageTooLarge
+        More than `max_pixels`.
+    """
+    _check_color(color)
+    view = as_view(data)
+    if orientation is None:
+        orientation = probe(view, max_pixels=max_pixels).orientation
+    if sniff(view) == "jpeg":
+        pixels, _ = _jpeg_pixels(view, color, max_pixels)
+    else:
+        pixels = _opencv_pixels(view, color, max_pixels)
+    return pixels if orientation == 1 else _upright(pixels, orientation)
+
+
+def check(data: BytesLike, *, max_pixels: int = MAX_PIXELS, keep_truncated: bool = False) -> ImageInfo:
+    """Decode an image whole, and find out whether it is all there.
+
+    Warnings that cost no pixels pass: bytes after the end, a few stray bytes before a marker, a
+    missing end-of-image marker.
+
+    Parameters
+    ----------
+    data, max_pixels
+        As in `decode`.
+    keep_truncated : bool
+        Pass a damaged image, too, as long as it still gives a picture.
+
+    Returns
+    -------
+    ImageInfo
+
+    Raises
+    ------
+    DecodeError
+        "truncated: ..." or "corrupt: ..." for a damaged image; the libraries' words for one that gives nothing.
+    ImageTooLarge
+        More than `max_pixels`.
+    """
+    view = as_view(data)
+    info = probe(view, max_pixels=max_pixels)
+    if info.format == "jpeg":
+        problem = _jpeg_problem(view, info, max_pixels, keep_truncated)
+    else:
+        problem = _other_problem(view, info, max_pixels)
+    if problem is not None and not keep_truncated:
+        raise DecodeError(problem)
+    return info
+
+
+def _turbo() -> Turbo | None:
+    from lmdbstore.turbo import TURBO  # the first import loads the library, or warns
+
+    return TURBO
+
+
+def encode(pixels: np.ndarray, *, quality: int = 90, color: Color = "rgb", subsampling: str = "420") -> bytes:
+    """Encode pixels as a baseline JPEG.
+
+    Parameters
+    ----------
+    pixels : ndarray
+        (H, W, 3) uint8.
+    quality : int
+        1 to 100.
+    color : {"rgb", "bgr"}
+        The order of the channels.
+    subsampling : {"444", "422", "420", "440", "411", "gray"}
+        Of the chroma; "gray" drops it.
+
+    Raises
+    ------
+    ValueError
+        An argument outside of these.
+    """
+    _check_encode(pixels, quality, color, subsampling)
+    turbo = _turbo()
+    if turbo is not None:
+        return bytes(turbo.encode(pixels, quality, _PIXEL_FORMAT[color], _SUBSAMPLING[subsampling]))
+    import cv2
+
+    bgr = pixels if color == "bgr" else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    if subsampling == "gray":
+        bgr = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, _OPENCV_SAMPLING[subsampling]]
+    return bytes(cv2.imencode(".jpg", bgr, options)[1])
+
+
+def _check_encode(pixels: np.ndarray, quality: int, color: str, subsampling: str) -> None:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
+        raise ValueError(f"pixels of shape {pixels.shape}, {pixels.dtype}; (H, W, 3) uint8 expected")
+    if not 1 <= quality <= 100:
+        raise ValueError(f"quality={quality!r}; 1 to 100 expected")
+    _check_color(color)
+    if subsampling not in _SUBSAMPLING:
+        raise ValueError(f"subsampling={subsampling!r}; one of {', '.join(_SUBSAMPLING)} expected")
+
+
+def _check_color(color: str) -> None:
+    if color not in _PIXEL_FORMAT:
+        raise ValueError(f'color={color!r}; "rgb" or "bgr" expected')
+
+
+# JPEG
+
+
+def _jpeg_pixels(view: memoryview, color: Color, max_pixels: int) -> tuple[Pixels, str | None]:
+    """Decode a JPEG as it lies in the file; with libjpeg's first warning, None from OpenCV."""
+    turbo = _turbo()
+    if turbo is None:
+        return _opencv_pixels(view, color, max_pixels), None
+    try:
+        return turbo.decompress(view, _PIXEL_FORMAT[color], max_pixels=max_pixels)
+    except ImageTooLarge:
+        raise
+    except DecodeError as err:
+        if "scans" in err.reason:  # a bomb; OpenCV would take it
+            raise
+        return _hard_jpeg(turbo, view, color, max_pixels, err)
+
+
+def _hard_jpeg(turbo: Turbo, view: memoryview, color: Color, max_pixels: int,
+               first: DecodeError) -> tuple[Pixels, str | None]:
+    """Decode what libjpeg-turbo doesn't convert to RGB: four inks, odd subsampling."""
+    try:
+        if jpeg_frame(view).components == 4:
+            inks, warning = turbo.decompress(view, _PIXEL_FORMAT_CMYK, max_pixels=max_pixels)
+            return _ink_to_light(inks, color), warning
+    except DecodeError as err:
+        first = err
+    try:
+        return _opencv_pixels(view, color, max_pixels), None
+    except DecodeError as second:
+        raise DecodeError(f"libjpeg-turbo: {first.reason}; {second.reason}") from None
+
+
+def _ink_to_light(inks: np.ndarray, color: Color) -> Pixels:
+    """Turn CMYK as JPEG files hold it, 255 for no ink (Adobe's way, and everybody's since), into RGB or BGR.
+
+    The product that Pillow and OpenCV form, too: without an ICC profile there is no better one.
+    """
+    light = inks[..., :3].astype(np.uint16)
+    light *= inks[..., 3:]
+    light += 127
+    light //= 255
+    return np.ascontiguousarray(light[..., ::1 if color == "rgb" else -1].astype(np.uint8))
+
+
+# What costs no pixels, in the words of libjpeg's jerror.h
+_HARMLESS = ("extraneous bytes before marker", "unknown JFIF revision", "Unknown Adobe color transform",
+             "Inconsistent progression sequence", "Invalid SOS parameters")
+#: Below this a false claim is left to the decoder, which finds it soon enough.
+_BOMB_BYTES = 16_384
+_MISSING_END = "Premature end of JPEG file"
+
+
+def _jpeg_problem(view: memoryview, info: ImageInfo, max_pixels: int, keep_truncated: bool) -> str | None:
+    scans = integrity.jpeg_scans(view)
+    least = integrity.fewest_bytes(view)
+    if not keep_truncated and len(view) < least and least > _BOMB_BYTES:
+        raise DecodeError(f"truncated: {len(view):,} bytes; {info.width} x {info.height} pixels take {least:,} or more")
+    pixels, warning = _jpeg_pixels(view, "bgr", max_pixels)
+    _check_shape(pixels, info)
+    if not scans.ended and not scans.complete:
+        return f"truncated: {len(view):,} bytes, whole scans are missing"
+    if warning is None:
+        return None if scans.ended or not _wants_more(view, max_pixels) else f"truncated: {_MISSING_END}"
+    if _MISSING_END in warning or _is_harmless(warning):
+        # libjpeg tells its first warning only.  Without this one's cause, does it have another?
+        mended = memoryview(integrity.jpeg_repaired(view, scans.ended))
+        _, hidden = _jpeg_pixels(mended, "bgr", max_pixels)
+        if hidden is None or _is_harmless(hidden):
+            return None
+        warning = warning if _MISSING_END in warning else hidden
+    return f"{'corrupt' if scans.ended else 'truncated'}: {warning}"
+
+
+def _is_harmless(warning: str) -> bool:
+    return any(words in warning for words in _HARMLESS)
+
+
+def _wants_more(view: memoryview, max_pixels: int) -> bool:
+    """Tell whether a JPEG without end is cut in its data, from a decoder that doesn't say: do more bytes change it?"""
+    noise = bytes(range(1, 255)) * 4
+    short, long = (memoryview(bytes(view) + tail + b"\xff\xd9") for tail in (b"", noise))
+    return not np.array_equal(_jpeg_pixels(short, "bgr", max_pixels)[0], _jpeg_pixels(long, "bgr", max_pixels)[0])
+
+
+# PNG, WebP, and OpenCV for all
+
+
+def _other_problem(view: memoryview, info: ImageInfo, max_pixels: int) -> str | None:
+    problem = integrity.png_problem(view) if info.format == "png" else integrity.webp_problem(view)
+    try:
+        _check_shape(_opencv_pixels(view, "bgr", max_pixels), info)
+    except DecodeError as err:
+        raise DecodeError(problem or err.reason) from None
+    return problem
+
+
+def _check_shape(pixels: np.ndarray, info: ImageInfo) -> None:
+    if pixels.shape[:2] != (info.height, info.width):
+        raise DecodeError(f"corrupt: the header says {info.width} x {info.height} pixels, "
+                          f"the decoder {pixels.shape[1]} x {pixels.shape[0]}")
+
+
+def _opencv_pixels(view: memoryview, color: Color, max_pixels: int) -> Pixels:
+    import cv2
+
+    probe(view, max_pixels=max_pixels)  # OpenCV's own limit is 2^30 pixels
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
+        if pixels is None and sniff(view) == "jpeg":  # OpenCV 5 refuses a JPEG without an end: give it one
+            pixels = cv2.imdecode(np.frombuffer(bytes(view) + b"\xff\xd9", np.uint8), flags)
+    except cv2.error as err:
+        raise DecodeError(f"OpenCV {cv2.__version__}: {err}") from None
+    if pixels is None:
+        raise DecodeError(f"OpenCV {cv2.__version__} can't decode this {sniff(view).upper()}")
+    return cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if color == "rgb" else pixels)
+
+
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Apply an EXIF orientation; a new array, contiguous."""
+    import cv2
+
+    turns: dict[int, Callable[[Pixels], Any]] = {
+        2: lambda p: cv2.flip(p, 1), 3: lambda p: cv2.rotate(p, cv2.ROTATE_180), 4: lambda p: cv2.flip(p, 0),
+        5: cv2.transpose, 6: lambda p: cv2.rotate(p, cv2.ROTATE_90_CLOCKWISE),
+        7: lambda p: cv2.flip(cv2.transpose(p), -1), 8: lambda p: cv2.rotate(p, cv2.ROTATE_90_COUNTERCLOCKWISE)}
+    return turns[orientation](pixels) if orientation in turns else pixels

@@ -1,0 +1,202 @@
+"""What a benchmark measured: epochs, their split, and the table; pure values, no clock, no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmdbstore import folder
+from lmdbstore.costs import Costs
+
+WARM_SHARE = 0.99  # resident share from which an epoch is called warm; the free pages of a store are never read
+PARTS = ("read", "decode", "augment", "transfer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `run` was asked for; checked here.
+
+    Raises
+    ------
+    ValueError
+        Quotes the value.
+    """
+
+    store: Path
+    csv: Path | None
+    images: Path | None
+    epochs: int
+    workers: int
+    batch_size: int
+    pipeline: str
+    cold: bool
+
+    def __post_init__(self) -> None:
+        if (self.csv is None) != (self.images is None):
+            raise ValueError(f"csv={self.csv}, images={self.images}: give both to measure the folder, or neither")
+        for name, least in (("epochs", 1), ("workers", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}; at least {least} expected")
+        if self.pipeline not in folder.PIPELINES:
+            raise ValueError(f"pipeline={self.pipeline!r}; there are {', '.join(folder.PIPELINES)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """One pass over all images.
+
+    Attributes
+    ----------
+    side : {"folder", "store"}
+    number : int
+        From 0.
+    resident : float or None
+        Share of the side's bytes in memory at the start; None where the kernel won't tell.
+    seconds, first_batch : float
+        From the start to the last and to the first batch.
+    disk_wait : float or None
+        Seconds; counted by the store's sampler, else the difference to the warm epochs.
+    timeline : tuple of (float, int)
+        For each batch: seconds since the start, images so far.
+    """
+
+    side: str
+    number: int
+    resident: float | None
+    seconds: float
+    first_batch: float
+    disk_wait: float | None
+    timeline: tuple[tuple[float, int], ...]
+
+    @property
+    def state(self) -> str:
+        """"cold" (nothing was in memory), "warm" (all), "partly" or "unknown"."""
+        if self.resident is None:
+            return "unknown"
+        if self.resident == 0:
+            return "cold"
+        return "warm" if self.resident >= WARM_SHARE else "partly"
+
+    @property
+    def images(self) -> int:
+        """How many images came."""
+        return self.timeline[-1][1]
+
+    @property
+    def images_per_second(self) -> float:
+        """Over the whole epoch."""
+        return self.images / self.seconds
+
+    def rates(self, bins: int = 60) -> tuple[list[float], list[float]]:
+        """Return middle (s) and images/s of `bins` equal stretches of the epoch, for a plot.
+
+        A batch counts evenly over the time since the batch before it.
+        """
+        width = self.seconds / bins
+        counts = [0.0] * bins
+        before, done = 0.0, 0
+        for at, total in self.timeline:
+            for k in range(int(before / width), min(bins, int(at / width) + 1)):
+                overlap = min(at, (k + 1) * width) - max(before, k * width)
+                counts[k] += (total - done) * max(0.0, overlap) / (at - before)
+            before, done = at, total
+        return [(k + 0.5) * width for k in range(bins)], [count / width for count in counts]
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchResult:
+    """What `run` measured.
+
+    Attributes
+    ----------
+    options : Options
+    images, bytes : int
+        Of the store; the folder side has the same images.
+    epochs : tuple of Epoch
+        In the order in which they ran.
+    costs : dict of str to Costs
+        By side.
+    machine : dict of str to str
+        Where, when, and with which versions.
+    """
+
+    options: Options
+    images: int
+    bytes: int
+    epochs: tuple[Epoch, ...]
+    costs: dict[str, Costs]
+    machine: dict[str, str]
+
+    def split(self, epoch: Epoch) -> dict[str, float]:
+        """Return the seconds of an epoch by what they went into: disk, read, decode, augment, transfer."""
+        cost, disk = self.costs[epoch.side], min(epoch.disk_wait or 0.0, epoch.seconds)
+        return {"disk": disk, **{part: (epoch.seconds - disk) * getattr(cost, part) / cost.total for part in PARTS}}
+
+    def first_to_later(self, side: str) -> float | None:
+        """Return how many times as long as the later ones (their median) the first epoch took."""
+        seconds = [epoch.seconds for epoch in self.epochs if epoch.side == side]
+        return seconds[0] / statistics.median(seconds[1:]) if len(seconds) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as numbers, strings, lists and dicts, for JSON."""
+        derived = ("state", "images", "images_per_second")
+        epochs = [
+            {
+                **dataclasses.asdict(epoch),
+                **{name: getattr(epoch, name) for name in derived},
+                "split": self.split(epoch),
+            }
+            for epoch in self.epochs
+        ]
+        options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(self.options).items()}
+        return {
+            "options": options,
+            "machine": self.machine,
+            "images": self.images,
+            "bytes": self.bytes,
+            "epochs": epochs,
+            "costs_ms": {side: dataclasses.asdict(cost) for side, cost in self.costs.items()},
+            "first_to_later": {side: self.first_to_later(side) for side in self.costs},
+        }
+
+    def table(self) -> str:
+        """Return the result as lines of text for a terminal."""
+        return "\n".join([*self._epoch_lines(), "", *self._cost_lines(), "", *self._verdict_lines()])
+
+    def _epoch_lines(self) -> Iterator[str]:
+        yield "epoch  side    pages    seconds  images/s  1st batch  disk wait"
+        for e in self.epochs:
+            wait = "-" if e.disk_wait is None else f"{e.disk_wait:.2f} s"
+            yield (
+                f"{e.number + 1:>5}  {e.side:<6}  {e.state:<7}  {e.seconds:>7.2f}  {e.images_per_second:>8.0f}  "
+                f"{e.first_batch:>7.2f} s  {wait:>9}"
+            )
+
+    def _cost_lines(self) -> Iterator[str]:
+        yield "ms an image, one core    read  decode  augment  transfer"
+        for side, c in self.costs.items():
+            yield f"{side:<21}  {c.read:>6.3f}  {c.decode:>6.2f}  {c.augment:>7.2f}  {c.transfer:>8.2f}"
+
+    def _verdict_lines(self) -> Iterator[str]:
+        for side in self.costs:
+            ratio = self.first_to_later(side)
+            if ratio is not None:
+                yield f"{side}: the first epoch took {ratio:.2f} times as long as the later ones"
+
+
+def with_disk_wait(epochs: list[Epoch]) -> tuple[Epoch, ...]:
+    """Fill in the wait for the disk where nobody counted it: the difference to the side's warm epochs."""
+    warm: dict[str, list[float]] = {}
+    for epoch in epochs:
+        if epoch.state == "warm":
+            warm.setdefault(epoch.side, []).append(epoch.seconds)
+
+    def wait(epoch: Epoch) -> float | None:
+        if epoch.disk_wait is not None or epoch.side not in warm:
+            return epoch.disk_wait
+        return 0.0 if epoch.state == "warm" else max(0.0, epoch.seconds - statistics.median(warm[epoch.side]))
+
+    return tuple(dataclasses.replace(epoch, disk_wait=wait(epoch)) for epoch in epochs)

@@ -1,0 +1,128 @@
+"""libjpeg-turbo through PyTurboJPEG: loaded once per process, quiet, and refusing bombs.
+
+Importing this module is what loads the library, so that Python's import lock makes
+it once per process, whatever the threads and forks: codec.py imports it at the first
+JPEG.  `TURBO` is None where it can't be had; a warning has then said why.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+
+from lmdbstore.errors import DecodeError
+from lmdbstore.headers import check_size
+
+_ADVICE = ("JPEG images are decoded by OpenCV instead, which is slower and finds fewer damaged files. "
+           "To install it: `pip install 'PyTurboJPEG>=1.8.3,<2'` and the library (`apt-get install libturbojpeg0` "
+           "on Debian, `libturbojpeg` on Ubuntu, `brew install jpeg-turbo` on macOS); "
+           "LMDBSTORE_TURBOJPEG=/path/to/libturbojpeg.so names one that isn't found by itself.")
+
+# The JWRN_* texts of libjpeg's jerror.h, 6b to libjpeg-turbo 3.1: all that isn't fatal
+_WARNINGS = ("Corrupt JPEG data: ", "Premature end of JPEG file", "Warning: ", "Unknown Adobe color transform",
+             "Inconsistent progression sequence", "Invalid SOS parameters", "Application transferred too many")
+
+try:
+    import turbojpeg
+    _Base: Any = getattr(turbojpeg, "TurboJPEG", None)
+except ImportError:
+    turbojpeg = None
+    _Base = None
+
+
+class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run time only
+    """The decoder and encoder, with warnings handed back per call instead of `warnings.warn`.
+
+    PyTurboJPEG reports through two private methods; both are overridden here, and a test
+    holds that 1.8.3 still calls them.
+
+    Notes
+    -----
+    Threads: any number at once; libjpeg-turbo's handle is made per call, the rest is per thread.
+    Processes: holds nothing that a fork could break.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        super().__init__(path)
+        self._call = threading.local()
+
+    @property
+    def version(self) -> str:
+        """The versions of library (the API tells no more) and wrapper, as "2.x (PyTurboJPEG 1.8.3)"."""
+        major = 2 if self._TurboJPEG__transform3 is None else 3
+        return f"{major}.x (PyTurboJPEG {turbojpeg.__version__})"
+
+    def decompress(self, view: memoryview, pixel_format: int, *, max_pixels: int) -> tuple[np.ndarray, str | None]:
+        """Decode a JPEG.
+
+        Parameters
+        ----------
+        view : memoryview
+            The file's bytes, read in place.
+        pixel_format : int
+            PyTurboJPEG's TJPF_RGB, TJPF_BGR or TJPF_CMYK.
+        max_pixels : int
+            Checked against libjpeg's own idea of the size, before the pixels are allocated.
+
+        Returns
+        -------
+        pixels : ndarray
+            (H, W, channels) uint8; the part that could be decoded when there is a warning.
+        warning : str or None
+            libjpeg's first warning about this image (it keeps no other).
+
+        Raises
+        ------
+        DecodeError
+            In libjpeg's words.
+        ImageTooLarge
+            More than `max_pixels`.
+        """
+        call = self._call
+        call.warning, call.max_pixels = None, max_pixels
+        # No FASTDCT, no FASTUPSAMPLE: exact pixels. LIMITSCANS ends a progressive bomb after 500 scans.
+        pixels = self.decode(view, pixel_format, flags=turbojpeg.TJFLAG_LIMITSCANS)
+        return pixels, call.warning
+
+    def _TurboJPEG__report_error(self, handle: int) -> None:
+        # Not by tjGetErrorCode: it calls a fatal error a warning when there was a warning before it,
+        # and the pixels are then whatever was in memory.  libjpeg's warnings are few.
+        message = self._TurboJPEG__get_error_string(handle)
+        if not message.startswith(_WARNINGS):
+            raise DecodeError(message)
+        self._call.warning = message
+
+    def _TurboJPEG__get_header_and_dimensions(self, *args: Any) -> tuple[int, int, int, int]:
+        header = super()._TurboJPEG__get_header_and_dimensions(*args)
+        check_size(header[0], header[1], self._call.max_pixels)
+        return tuple(header)
+
+
+def _load() -> Turbo | None:
+    path = os.environ.get("LMDBSTORE_TURBOJPEG") or None
+    reason = _obstacle()
+    if reason is None:
+        try:
+            return Turbo(path)
+        except (OSError, RuntimeError, AttributeError) as err:  # not found; not loadable; another library
+            reason = f"{path or 'libturbojpeg'}: {err}"
+    warnings.warn(f"libjpeg-turbo can't be used ({reason}). {_ADVICE}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def _obstacle() -> str | None:
+    """Say why the Python module can't serve, or return None."""
+    if turbojpeg is None:
+        return "PyTurboJPEG isn't installed"
+    if _Base is None:
+        return (f"the module `turbojpeg` at {getattr(turbojpeg, '__file__', '?')} isn't PyTurboJPEG but another "
+                "package of that name: uninstall it")
+    version = str(getattr(turbojpeg, "__version__", "?"))
+    return None if version.startswith("1.") else f"PyTurboJPEG {version} is installed, and 1.8.3 or a later 1.x needed"
+
+
+TURBO: Turbo | None = _load()
