@@ -9,7 +9,7 @@ How each number is obtained:
 - Eviction drops a side's own file contents and nothing else.  The folder's directories and inodes stay in memory, as
   they don't after a reboot, so its cold epochs are faster here than a user's first one.
 - Waiting for the disk: the store's sampler counts it.  For the folder, where reads hide in the workers, it is
-  the epoch's seconds less the median of the side's warm epochs, at least 0; None without a warm epoch.
+  the epoch's seconds less the median of the side's warm epochs, at least 0 (a warm one has 0); None without any.
 - The rest of an epoch is shared out over read, decode, augmentation and transfer in proportion to what each costs alone
   on one core (`Costs`); with several workers they overlap, and no clock could tell them apart.
 """
@@ -22,7 +22,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -106,9 +106,9 @@ class _Side(Protocol):
     """One way to get the same images."""
 
     name: str
-    files: list[Path]
+    files: list[str]
 
-    def opened(self, number: int) -> Any:
+    def opened(self, number: int) -> AbstractContextManager[tuple[Any, dict[str, Any]]]:
         """Return a context: the dataset and the arguments that make the DataLoader shuffle."""
 
     def costs(self) -> Costs:
@@ -121,7 +121,7 @@ class _StoreSide:
     name = "store"
 
     def __init__(self, options: Options, label: str | None) -> None:
-        self.options, self.label, self.files = options, label, [options.store]
+        self.options, self.label, self.files = options, label, [str(options.store)]
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -149,18 +149,17 @@ class _FolderSide:
     name = "folder"
 
     def __init__(self, options: Options, paths: list[str], labels: Any) -> None:
-        self.options, self.labels, self.files = options, labels, [Path(path) for path in paths]
+        self.options, self.files = options, paths
+        self.dataset = folder.FolderDataset(paths, labels, folder.pipeline(options.pipeline))
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        paths = [str(path) for path in self.files]
-        dataset = folder.FolderDataset(paths, self.labels, folder.pipeline(self.options.pipeline))
-        yield dataset, {"shuffle": True, "generator": torch.Generator().manual_seed(number)}
+        yield self.dataset, {"shuffle": True, "generator": torch.Generator().manual_seed(number)}
 
     def costs(self) -> Costs:
         return costs.measure(
             _spread(self.files),
-            read=Path.read_bytes,
+            read=lambda path: Path(path).read_bytes(),
             decode=lambda _, data: folder.decode_file(data),
             augment=folder.pipeline(self.options.pipeline),
             batch_size=self.options.batch_size,
@@ -182,7 +181,7 @@ def _sides(options: Options) -> tuple[list[_Side], tuple[int, int]]:
                 template=store.manifest.source["path"],
             )
             sides.insert(0, _FolderSide(options, paths, labels))
-        return sides, (len(store), store.manifest.bytes)
+        return sides, (len(store), int(store.column("length").sum()))
 
 
 def _epoch(
@@ -226,11 +225,11 @@ def _evict(side: _Side) -> float:
     return 0.0
 
 
-def _resident_share(files: list[Path]) -> float | None:
-    found = [(pagecache.resident(path), path.stat().st_size) for path in files]
+def _resident_share(files: list[str]) -> float | None:
+    found = [(pagecache.resident(path), os.path.getsize(path)) for path in files]
     sizes = sum(size for _, size in found)
     known = [count for count, _ in found if count is not None]
-    return sum(known) / sizes if len(known) == len(found) else None
+    return sum(known) / max(1, sizes) if len(known) == len(found) else None
 
 
 def _spread(items: Any) -> Any:

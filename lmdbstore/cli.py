@@ -32,33 +32,51 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 
+# typer brings click inside it since 0.26 and beside it before: either way, this is what its usage errors are
+_UsageError: Any = typer.BadParameter.__mro__[2]
+
+
+class _Stopped(BaseException):
+    """SIGINT or SIGTERM, unwound like any exception so that everything is closed on the way."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def main() -> None:
     """Run the command line; every error is one line, every kind has its exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(_run())
+
+
+def _run() -> int:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except LmdbstoreError as error:
-        _say(f"lmdbstore: {error}")
-        code = NOTHING_DONE
-    except KeyboardInterrupt:
-        _say("lmdbstore: interrupted")
-        code = INTERRUPTED
-    except _Terminated:
-        _say("lmdbstore: terminated")
-        code = TERMINATED
+        return code or OK
+    except _UsageError as error:
+        error.show()
+        return USAGE
     except BrokenPipeError:  # `lmdbstore info ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = NOTHING_DONE
-    sys.exit(code)
+        return NOTHING_DONE
+    except LmdbstoreError as error:
+        _say(f"lmdbstore: {error}")
+        return NOTHING_DONE
+    except OSError as error:
+        _say(f"lmdbstore: {error.filename}: {error.strerror}" if error.filename else f"lmdbstore: {error}")
+        return NOTHING_DONE
+    except _Stopped as stop:
+        _say(f"lmdbstore: {stop}")
+        return stop.code
 
 
-class _Terminated(BaseException):
-    """SIGTERM, unwound like Ctrl-C so that everything is closed on the way."""
-
-
-def _terminate(*_: Any) -> None:
-    raise _Terminated
+def _stop(number: int, _: Any) -> None:
+    if number == signal.SIGINT:
+        raise _Stopped("interrupted", INTERRUPTED)
+    raise _Stopped("terminated", TERMINATED)
 
 
 def _say(line: str) -> None:
@@ -139,9 +157,9 @@ def ingest(
 def _going_on(last: Callable[[], Any], out: Path) -> Iterator[None]:
     try:
         yield
-    except (KeyboardInterrupt, _Terminated):
-        _say(f"lmdbstore: {last().settled:,} rows are settled in {out}.partial; the same command goes on from there")
-        raise
+    except _Stopped as stop:
+        kept = f"{last().settled:,} rows are settled in {out}.partial; the same command goes on from there"
+        raise _Stopped(f"{stop}; {kept}", stop.code) from None
 
 
 def _print_report(report: Any) -> None:

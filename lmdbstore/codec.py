@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from lmdbstore import integrity
-from lmdbstore.errors import DecodeError, ImageTooLarge
+from lmdbstore.errors import DecodeError
 from lmdbstore.headers import MAX_PIXELS, BytesLike, ImageInfo, as_view, jpeg_frame, probe
 from lmdbstore.sniff import sniff
 
@@ -149,7 +149,7 @@ def encode(pixels: np.ndarray, *, quality: int = 90, color: Color = "rgb", subsa
         return bytes(turbo.encode(pixels, quality, _PIXEL_FORMAT[color], _SUBSAMPLING[subsampling]))
     import cv2
 
-    bgr = pixels if color == "bgr" else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    bgr = np.ascontiguousarray(pixels if color == "bgr" else pixels[..., ::-1])
     if subsampling == "gray":
         bgr = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, _OPENCV_SAMPLING[subsampling]]
@@ -173,6 +173,9 @@ def _check_color(color: str) -> None:
 
 # JPEG
 
+#: What libjpeg-turbo says of a sound file that it doesn't decode, or not to RGB, or not in this build.
+_NOT_OURS = ("Could not determine", "color conversion", "arithmetic", "omitted at compile time", "Not implemented")
+
 
 def _jpeg_pixels(view: memoryview, color: Color, max_pixels: int) -> tuple[Pixels, str | None]:
     """Decode a JPEG as it lies in the file; with libjpeg's first warning, None from OpenCV."""
@@ -181,12 +184,26 @@ def _jpeg_pixels(view: memoryview, color: Color, max_pixels: int) -> tuple[Pixel
         return _opencv_pixels(view, color, max_pixels), None
     try:
         return turbo.decompress(view, _PIXEL_FORMAT[color], max_pixels=max_pixels)
-    except ImageTooLarge:
-        raise
     except DecodeError as err:
-        if "scans" in err.reason:  # a bomb; OpenCV would take it
+        probe(view, max_pixels=max_pixels)  # a broken header ends here, with its reason
+        if "Unsupported marker type" in err.reason:
+            return _up_to_stray(turbo, view, color, max_pixels, err)
+        # Nothing else goes on to OpenCV: of damaged data it makes half a picture, and says nothing.
+        if not any(words in err.reason for words in _NOT_OURS):
             raise
         return _hard_jpeg(turbo, view, color, max_pixels, err)
+
+
+def _up_to_stray(turbo: Turbo, view: memoryview, color: Color, max_pixels: int,
+                 first: DecodeError) -> tuple[Pixels, str | None]:
+    """Decode a JPEG with a senseless marker in its image data: if that lies behind the last pixel, it is garbage."""
+    stray = integrity.jpeg_scans(view).stray
+    if stray is not None:
+        head = memoryview(bytes(view[:stray]) + b"\xff\xd9")
+        pixels, warning = turbo.decompress(head, _PIXEL_FORMAT[color], max_pixels=max_pixels)
+        if warning is None or _is_harmless(warning):
+            return pixels, None
+    raise first
 
 
 def _hard_jpeg(turbo: Turbo, view: memoryview, color: Color, max_pixels: int,
@@ -234,10 +251,12 @@ def _jpeg_problem(view: memoryview, info: ImageInfo, max_pixels: int, keep_trunc
     if not scans.ended and not scans.complete:
         return f"truncated: {len(view):,} bytes, whole scans are missing"
     if warning is None:
-        return None if scans.ended or not _wants_more(view, max_pixels) else f"truncated: {_MISSING_END}"
+        if scans.ended:
+            return None if scans.stray is None else f"corrupt: senseless marker at byte {scans.stray} of the image data"
+        return f"truncated: {_MISSING_END}" if _wants_more(view[:scans.stray], max_pixels) else None
     if _MISSING_END in warning or _is_harmless(warning):
         # libjpeg tells its first warning only.  Without this one's cause, does it have another?
-        mended = memoryview(integrity.jpeg_repaired(view, scans.ended))
+        mended = memoryview(integrity.jpeg_repaired(view, bare=True))
         _, hidden = _jpeg_pixels(mended, "bgr", max_pixels)
         if hidden is None or _is_harmless(hidden):
             return None
@@ -251,7 +270,8 @@ def _is_harmless(warning: str) -> bool:
 
 def _wants_more(view: memoryview, max_pixels: int) -> bool:
     """Tell whether a JPEG without end is cut in its data, from a decoder that doesn't say: do more bytes change it?"""
-    noise = bytes(range(1, 255)) * 4
+    # Missing bits count as zeros, so the noise starts with a one; unless it has to complete an escaped ff first.
+    noise = (b"\0" if view[-1] == 0xFF else b"") + b"\xb5\x6a\xd3" * 300
     short, long = (memoryview(bytes(view) + tail + b"\xff\xd9") for tail in (b"", noise))
     return not np.array_equal(_jpeg_pixels(short, "bgr", max_pixels)[0], _jpeg_pixels(long, "bgr", max_pixels)[0])
 
@@ -281,10 +301,10 @@ def _opencv_pixels(view: memoryview, color: Color, max_pixels: int) -> Pixels:
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
-        if pixels is None and sniff(view) == "jpeg":  # OpenCV 5 refuses a JPEG without an end: give it one
-            pixels = cv2.imdecode(np.frombuffer(bytes(view) + b"\xff\xd9", np.uint8), flags)
+        if pixels is None and sniff(view) == "jpeg":  # OpenCV 5 refuses one without an end, or with a stray third byte
+            pixels = cv2.imdecode(np.frombuffer(integrity.jpeg_repaired(view, bare=False), np.uint8), flags)
     except cv2.error as err:
-        raise DecodeError(f"OpenCV {cv2.__version__}: {err}") from None
+        raise DecodeError(f"OpenCV {cv2.__version__}: {str(err).strip()}") from None
     if pixels is None:
         raise DecodeError(f"OpenCV {cv2.__version__} can't decode this {sniff(view).upper()}")
     return cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if color == "rgb" else pixels)

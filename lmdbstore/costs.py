@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 import torch.utils.data
+
+from lmdbstore.folder import one_opencv_thread
 
 TRANSFER_BATCHES = 12  # of them 10 are timed: the first two are ready before the clock starts
 
@@ -21,7 +21,7 @@ Augment = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Costs:
-    """Mean milliseconds an image, each part alone on one core, the bytes in memory.
+    """Median milliseconds an image, each part alone on one core, the bytes in memory.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Costs:
         The transform, without the decoding.
     transfer : float
         From the worker to the training process: batches of ready arrays are collated, copied to shared memory
-        and received, with one worker.  The time between batches, so what the two processes do side by side
+        and received, with one worker.  The mean time between batches, so what the two processes do side by side
         counts once.
     """
 
@@ -68,10 +68,10 @@ def measure(items: Sequence[Any], *, read: Read, decode: Decode, augment: Augmen
         Of the transfer.
     """
     clock = time.perf_counter
-    seconds = np.zeros(3)
+    seconds = np.empty((len(items), 3))
     image = None
-    with _one_opencv_thread():
-        for item in items:
+    with one_opencv_thread():
+        for row, item in zip(seconds, items):
             read(item)  # untimed: from here on the bytes are in memory
             start = clock()
             data = read(item)
@@ -79,8 +79,8 @@ def measure(items: Sequence[Any], *, read: Read, decode: Decode, augment: Augmen
             pixels = decode(item, data)
             have_pixels = clock()
             image = augment(image=pixels)["image"]
-            seconds += have_data - start, have_pixels - have_data, clock() - have_pixels
-    read_ms, decode_ms, augment_ms = (1e3 * seconds / len(items)).tolist()
+            row[:] = have_data - start, have_pixels - have_data, clock() - have_pixels
+    read_ms, decode_ms, augment_ms = (1e3 * np.median(seconds, axis=0)).tolist()
     return Costs(len(items), read_ms, decode_ms, augment_ms, _transfer(image, batch_size))
 
 
@@ -106,13 +106,3 @@ def _transfer(item: Any, batch_size: int) -> float:
     start = time.perf_counter()
     count = sum(1 for _ in batches)
     return 1e3 * (time.perf_counter() - start) / (count * batch_size)
-
-
-@contextmanager
-def _one_opencv_thread() -> Iterator[None]:
-    before = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(before)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lmdbstore import folder
 from lmdbstore.costs import Costs
 
 WARM_SHARE = 0.99  # resident share from which an epoch is called warm; the free pages of a store are never read
+BATCHES_A_STRETCH, MOST_STRETCHES = 4, 60  # of a plot
 PARTS = ("read", "decode", "augment", "transfer")
 
 
@@ -90,20 +93,22 @@ class Epoch:
         """Over the whole epoch."""
         return self.images / self.seconds
 
-    def rates(self, bins: int = 60) -> tuple[list[float], list[float]]:
-        """Return middle (s) and images/s of `bins` equal stretches of the epoch, for a plot.
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Return images/s over equal stretches of the epoch, for a plot.
 
-        A batch counts evenly over the time since the batch before it.
+        Batches come in bursts, one from each worker: a stretch holds `BATCHES_A_STRETCH` of them or more.  A batch
+        counts evenly over the time since the batch before it.
+
+        Returns
+        -------
+        edges : list of float
+            Seconds since the start, one more than there are stretches; at most `MOST_STRETCHES` + 1.
+        rates : list of float
         """
-        width = self.seconds / bins
-        counts = [0.0] * bins
-        before, done = 0.0, 0
-        for at, total in self.timeline:
-            for k in range(int(before / width), min(bins, int(at / width) + 1)):
-                overlap = min(at, (k + 1) * width) - max(before, k * width)
-                counts[k] += (total - done) * max(0.0, overlap) / (at - before)
-            before, done = at, total
-        return [(k + 0.5) * width for k in range(bins)], [count / width for count in counts]
+        times, totals = (np.array([0, *column], float) for column in zip(*self.timeline))
+        stretches = min(MOST_STRETCHES, max(1, len(self.timeline) // BATCHES_A_STRETCH))
+        edges = np.linspace(0, self.seconds, stretches + 1)
+        return edges.tolist(), (np.diff(np.interp(edges, times, totals)) / np.diff(edges)).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,22 +168,26 @@ class BenchResult:
         }
 
     def table(self) -> str:
-        """Return the result as lines of text for a terminal."""
-        return "\n".join([*self._epoch_lines(), "", *self._cost_lines(), "", *self._verdict_lines()])
+        """Return the result as lines of text for a terminal: one an epoch, in seconds; then costs and ratios."""
+        return "\n".join([*self._epoch_lines(), "", *self._cost_lines(), *self._verdict_lines()])
 
     def _epoch_lines(self) -> Iterator[str]:
-        yield "epoch  side    pages    seconds  images/s  1st batch  disk wait"
+        yield "epoch  side    pages    seconds  images/s  1st batch     disk    read  decode  augment  transfer"
         for e in self.epochs:
-            wait = "-" if e.disk_wait is None else f"{e.disk_wait:.2f} s"
+            part = self.split(e)
+            disk = "-" if e.disk_wait is None else f"{part['disk']:.2f}"
             yield (
                 f"{e.number + 1:>5}  {e.side:<6}  {e.state:<7}  {e.seconds:>7.2f}  {e.images_per_second:>8.0f}  "
-                f"{e.first_batch:>7.2f} s  {wait:>9}"
+                f"{e.first_batch:>9.2f}  {disk:>7}  {part['read']:>6.2f}  {part['decode']:>6.2f}  "
+                f"{part['augment']:>7.2f}  {part['transfer']:>8.2f}"
             )
 
     def _cost_lines(self) -> Iterator[str]:
-        yield "ms an image, one core    read  decode  augment  transfer"
         for side, c in self.costs.items():
-            yield f"{side:<21}  {c.read:>6.3f}  {c.decode:>6.2f}  {c.augment:>7.2f}  {c.transfer:>8.2f}"
+            yield (
+                f"{side}, one core, ms an image: read {c.read:.3f}, decode {c.decode:.2f}, augment {c.augment:.2f}, "
+                f"transfer {c.transfer:.2f}"
+            )
 
     def _verdict_lines(self) -> Iterator[str]:
         for side in self.costs:

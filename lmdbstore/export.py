@@ -63,11 +63,13 @@ def export(
 def _write(store: ImageStore, folder: Path, positions: np.ndarray, progress: Callable[[int, int], None] | None) -> None:
     source = store.manifest.source
     images = folder / PathTemplate("{id}").fill({"id": source["folder"]})
-    template = PathTemplate(source["path"], columns=store.columns)
+    stored: dict[str, str] = source["columns"]  # name in the csv to name in the store
+    template = PathTemplate(source["path"], columns=stored)
     images.mkdir(parents=True)
     made: set[str] = set()
     for done, i in enumerate(positions, 1):  # positions ascend: the store is read in the order of the file
-        path = template.fill({"id": store.ids[i], **{name: str(store.column(name)[i]) for name in template.columns}})
+        values = {name: str(store.column(stored[name])[i]) for name in template.columns}
+        path = template.fill({"id": store.ids[i], **values})
         parent = os.path.dirname(path)
         if parent not in made:
             (images / parent).mkdir(parents=True, exist_ok=True)

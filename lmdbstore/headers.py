@@ -217,10 +217,9 @@ def exif_orientation(tiff: memoryview) -> int:
         magic, directory = struct.unpack_from(order + "HI", tiff, 2)
         (entries,) = struct.unpack_from(order + "H", tiff, directory)
         for at in range(directory + 2, directory + 2 + 12 * entries, 12) if magic == 42 else ():
-            tag, kind, count, value = struct.unpack_from(order + "HHII", tiff, at)
-            if tag == _ORIENTATION:
-                code = {1: "B", 4: "I"}.get(kind, "H")
-                (orientation,) = struct.unpack_from(order + code, tiff, at + 8)
+            tag, _, count, value = struct.unpack_from(order + "HHII", tiff, at)
+            if tag == _ORIENTATION:  # two bytes, whatever the type says
+                (orientation,) = struct.unpack_from(order + "H", tiff, at + 8)
                 return orientation if 1 <= orientation <= 8 else 1
             if tag in _TEXT_TAGS and count > 4 and value + count > len(tiff):
                 return 1

@@ -35,10 +35,13 @@ class Scans(NamedTuple):
         An end-of-image marker (EOI) follows the scans.
     complete : bool
         The scans hold every coefficient of every component to its last bit.
+    stray : int or None
+        The byte where the first marker stands that has no business there.
     """
 
     ended: bool
     complete: bool
+    stray: int | None
 
 
 def jpeg_scans(view: memoryview) -> Scans:
@@ -52,7 +55,7 @@ def jpeg_scans(view: memoryview) -> Scans:
     *_, (_, start, stop) = jpeg_segments(view)
     frame = jpeg_frame(view)
     final: dict[int, set[int]] = defaultdict(set)  # component id -> coefficients that have their last bit
-    scans, ended, marker = 0, False, SOS
+    scans, ended, stray, marker = 0, False, None, SOS
     for _ in range(_MAX_MARKERS):
         if marker == SOS:
             scans += 1
@@ -70,10 +73,12 @@ def jpeg_scans(view: memoryview) -> Scans:
         if marker in _SEGMENTS:  # anything else is damage, and its length isn't one
             start = start + 2
             stop = max(start, stop + int.from_bytes(view[stop:start], "big"))
+        if stray is None and (marker not in _SEGMENTS or stop > len(view)):
+            stray = found.start()
     else:
         raise DecodeError(f"more than {_MAX_MARKERS:,} markers in the image data of a JPEG")
     whole = sum(len(coefficients) == 64 for coefficients in final.values())
-    return Scans(ended, whole >= frame.components)
+    return Scans(ended, whole >= frame.components, stray)
 
 
 def _note_scan(payload: bytes, final: dict[int, set[int]], *, sequential: bool) -> None:
@@ -87,19 +92,19 @@ def _note_scan(payload: bytes, final: dict[int, set[int]], *, sequential: bool) 
             final[component].update(range(first, min(last, 63) + 1))
 
 
-def jpeg_repaired(view: memoryview, ended: bool) -> bytes:
-    """Return a JPEG without what libjpeg warns about harmlessly: stray bytes between segments, a missing EOI.
+def jpeg_repaired(view: memoryview, *, bare: bool) -> bytes:
+    """Return a JPEG without stray bytes between the segments of its header, and with an end (EOI).
 
-    APPn segments and comments go, too.  The pixels' values may change with them (the colour space),
-    whether the image data is whole doesn't.
+    Where `bare`, APPn segments and comments go, too, with all that libjpeg may say about them.  The
+    pixels' values may change with them (the colour space); whether the image data is whole doesn't.
     """
     parts: list[bytes | memoryview] = [b"\xff\xd8"]
     for marker, start, stop in jpeg_segments(view):
         if marker == SOS:
             parts.append(view[start - 4:])
-        elif not (0xE0 <= marker <= 0xEF or marker == 0xFE):
+        elif not bare or not (0xE0 <= marker <= 0xEF or marker == 0xFE):
             parts.append(view[start - 4:stop])
-    return b"".join(parts if ended else [*parts, b"\xff\xd9"])
+    return b"".join([*parts, b"\xff\xd9"])
 
 
 def fewest_bytes(view: memoryview) -> int:

@@ -42,7 +42,7 @@ BUILT_IN = {
     "line": "<i8",  # line of the csv where the row starts, 1-based
     "record": TEXT,  # the row as it stands in the csv, line ending included
 }
-#: The permutation that sorts the ids by their bytes; only where that isn't the file's order.
+#: The permutation that sorts the ids by their bytes; only where that isn't their order already.
 BY_ID = "by_id"
 RESERVED = frozenset(BUILT_IN) | {BY_ID}
 

@@ -44,7 +44,7 @@ _scratch = threading.local()
 
 
 class Warmed(NamedTuple):
-    """What `warm` did, in bytes: wanted = fits + left_out; of what fits, `read` weren't in memory before."""
+    """What `warm` did, in bytes: wanted = fits + left_out; of what fits, `read` weren't known to be in memory."""
 
     wanted: int
     fits: int
@@ -186,8 +186,8 @@ def warm(
     fits, read, done = int(lengths.sum()), 0, 0
     with _opened(path) as fd:
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
-            for piece in _pieces_of_run(path, fd, offset, length):
-                read += piece[1]
+            read += length - (resident(fd, offset, length) or 0)
+            for piece in _read_run(path, fd, offset, length):
                 if progress is not None:
                     progress(done + piece[0] - offset + piece[1], fits)
             done += length
@@ -227,7 +227,7 @@ def read_error(path: Path, offset: int, error: OSError) -> ReadError:
     return ReadError(f"{os.fspath(path)}: reading at byte {offset} failed: {error}")
 
 
-def _pieces_of_run(path: Path, fd: int, offset: int, length: int) -> Iterator[tuple[int, int]]:
+def _read_run(path: Path, fd: int, offset: int, length: int) -> Iterator[tuple[int, int]]:
     for piece in missing_pieces(fd, offset, length):
         try:
             read_piece(fd, *piece)

@@ -108,7 +108,7 @@ class ReadAhead:
 
     @property
     def read_bytes(self) -> int:
-        """The bytes that weren't resident and had to be read, so far."""
+        """The bytes read so far: those that weren't resident, nor read by the kernel's own read-ahead."""
         return self._shared.read_bytes
 
     def wait(self, number: int) -> None:

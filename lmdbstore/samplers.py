@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 
 from lmdbstore import memory
 from lmdbstore.readahead import AHEAD_BYTES, ReadAhead
-from lmdbstore.shuffle import BlockSchedule, Int64s, RandomSchedule, plan_blocks, share_length
+from lmdbstore.shuffle import BlockSchedule, Int64s, RandomSchedule, Reading, plan_blocks, share_length
 
 BLOCK_BYTES = 8 << 20
 WINDOW_BLOCKS = 4
@@ -182,36 +182,31 @@ class BlockShuffleSampler(Sampler[int]):
             self._resume = progress
 
     def schedule(self, epoch: int) -> BlockSchedule | RandomSchedule:
-        """Return the order of an epoch on this rank, as positions and byte ranges (see `shuffle.epoch_order`)."""
+        """Return the order of an epoch on this rank (see `shuffle.epoch_order`)."""
         options = self.options
-        share = {"rank": self.rank, "world": options.num_replicas, "drop_last": options.drop_last}
+        key: dict[str, Any] = {"seed": options.seed, "epoch": epoch, "rank": self.rank}
+        key.update(world=options.num_replicas, drop_last=options.drop_last)
         if self._plan is None:
-            return RandomSchedule(options.length, self._extents, seed=options.seed, epoch=epoch, **share)  # type: ignore[arg-type]
-        return BlockSchedule(
-            self._plan,
-            self._extents,
-            seed=options.seed,
-            epoch=epoch,
-            window_blocks=options.window_blocks,
-            **share,  # type: ignore[arg-type]
-        )
+            return RandomSchedule(options.length, **key)
+        return BlockSchedule(self._plan, window_blocks=options.window_blocks, **key)
 
     def _indices(self) -> Iterator[int]:
         progress = self._begin()
         schedule = self.schedule(progress.epoch)
-        chunk = int(np.searchsorted(schedule.starts, progress.yielded, "right")) - 1
-        skip = progress.yielded - int(schedule.starts[chunk])
-        if not len(self):
+        if progress.yielded == len(self):
             return
-        with closing(self._reader(schedule, chunk)) as reader:
-            for number in range(chunk, len(schedule.starts) - 1):
-                reader.wait(int(schedule.first_steps[number + 1]) - 1)
+        first = int(np.searchsorted(schedule.starts, progress.yielded, "right")) - 1
+        skip = progress.yielded - int(schedule.starts[first])
+        reading, reader = self._read_ahead(schedule, first)
+        with closing(reader):
+            for chunk in range(first, len(schedule.starts) - 1):
+                reader.wait(int(reading.needed[chunk - first]) - 1)
                 self.waited_s = reader.waited_s
-                for position in schedule.positions(number)[skip:].tolist():
+                for position in schedule.positions(chunk)[skip:].tolist():
                     progress.yielded += 1
                     yield position
                 skip = 0
-                reader.release(int(schedule.first_steps[number + 1]))
+                reader.release(int(reading.done[chunk - first]))
 
     def _begin(self) -> _Progress:
         progress = self._resume or _Progress(self._epoch)
@@ -220,17 +215,14 @@ class BlockShuffleSampler(Sampler[int]):
         self._epoch = progress.epoch + 1
         return progress
 
-    def _reader(self, schedule: BlockSchedule | RandomSchedule, chunk: int) -> ReadAhead:
-        room = memory.available()
+    def _read_ahead(self, schedule: BlockSchedule | RandomSchedule, chunk: int) -> tuple[Reading, ReadAhead]:
+        options, room = self.options, memory.available()
         ahead = self.readahead_bytes if room is None else min(self.readahead_bytes, room // 4)
+        # two groups fit into what may be read ahead: one in use, one being read
+        group = max(1, ahead // (2 * options.window_blocks * options.block_bytes))
+        reading = schedule.reading(self._extents, chunk, group)
         self.resident_fraction = resident_fraction(int(self._extents[1].sum()), room, ahead)
-        return ReadAhead(
-            self._path,
-            schedule,
-            first=int(schedule.first_steps[chunk]),
-            ahead_bytes=ahead,
-            keep_fraction=self.resident_fraction,
-        )
+        return reading, ReadAhead(self._path, reading, ahead_bytes=ahead, keep_fraction=self.resident_fraction)
 
 
 def resident_fraction(size: int, room: int | None, ahead: int) -> float:

@@ -21,7 +21,7 @@ Int64s = npt.NDArray[np.int64]
 
 # What a random key is for, its first part.  A key is padded with zeros: (1,) and (1, 0) are one.
 _BLOCKS, _WINDOW, _FULL = 1, 2, 3
-FIRST_STEP, LAST_STEP = 64, 1024  # images read together in random order: the first batch soon, later ones cheaply
+FIRST_CHUNK, LAST_CHUNK = 64, 1024  # images read together in random order: the first batch soon, later ones cheaply
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def plan_blocks(offsets: Int64s, lengths: Int64s, block_bytes: int) -> BlockPlan
     block = np.cumsum(cost)
     block -= cost  # in place: at 1.58 million each array is 13 MB
     block //= block_bytes
-    first = np.flatnonzero(np.diff(block, prepend=-1))
-    return BlockPlan(positions, np.append(first, n))
+    first = np.flatnonzero(block[1:] != block[:-1]) + 1
+    return BlockPlan(positions, np.concatenate(([0], first, [n])) if n else np.zeros(1, np.int64))
 
 
 def share_length(n: int, *, world: int, drop_last: bool) -> int:
@@ -97,16 +97,37 @@ def permutation(n: int, *key: int) -> Ints:
     return np.argsort(raw, kind="stable").astype(_index_type(n))
 
 
-class BlockSchedule:
-    """One rank's epoch in shuffled blocks: window by window, shuffled within.
+@dataclass(frozen=True)
+class Reading:
+    """How the bytes of an epoch are read, from one chunk on: steps, in an order of their own (a readahead.Steps).
 
-    A step is a block (or the part of it that is ours), a chunk is a window of several.
+    Attributes
+    ----------
+    needed : ndarray of int64, (chunks,)
+        How many steps have to be resident before a chunk is used.
+    done : ndarray of int64, (chunks,)
+        How many steps nobody needs any more once a chunk has been used.
     """
+
+    extents: tuple[Int64s, Int64s]
+    members: list[Ints]
+    needed: Int64s
+    done: Int64s
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, step: int) -> Step:
+        positions = self.members[step]
+        return Step(*join_ranges(self.extents[0][positions], self.extents[1][positions]))
+
+
+class BlockSchedule:
+    """One rank's epoch in shuffled blocks, window by window, shuffled within.  A chunk is a window."""
 
     def __init__(
         self,
         plan: BlockPlan,
-        extents: tuple[Int64s, Int64s],
         *,
         seed: int,
         epoch: int,
@@ -115,58 +136,56 @@ class BlockSchedule:
         world: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self._plan, self._extents = plan, extents
+        self._plan = plan
         self._key = (seed, epoch, rank)
         self._segments = deal(plan, seed=seed, epoch=epoch, rank=rank, world=world, drop_last=drop_last)
-        self.first_steps = _edges(len(self._segments), window_blocks)
-        counted = np.append(0, np.cumsum(self._segments[:, 1] - self._segments[:, 0]))
-        self.starts = counted[self.first_steps]
+        self._edges = _edges(len(self._segments), window_blocks)
+        self.starts = np.append(0, np.cumsum(self._segments[:, 1] - self._segments[:, 0]))[self._edges]
 
     def positions(self, chunk: int) -> Ints:
         """Return the dataset positions of a chunk, in order."""
-        segments = self._segments[self.first_steps[chunk] : self.first_steps[chunk + 1]]
-        members = np.concatenate([self._plan.positions[start:stop] for start, stop in segments])
+        segments = self._segments[self._edges[chunk] : self._edges[chunk + 1]]
+        members = np.concatenate([self._plan.positions[start:stop] for start, stop in segments.tolist()])
         return members[permutation(len(members), _WINDOW, *self._key, chunk)]
 
-    def __len__(self) -> int:
-        return len(self._segments)
+    def reading(self, extents: tuple[Int64s, Int64s], chunk: int, group: int) -> Reading:
+        """Return how to read from `chunk` on: 1, 2, 4, ... and then `group` windows at a time, each in file order.
 
-    def __getitem__(self, step: int) -> Step:
-        start, stop = self._segments[step]
-        return _step(self._extents, self._plan.positions[start:stop])
+        In file order the arm travels less, and passes from one block to the next where both are in the group.
+        """
+        edges = self._edges[chunk:] - self._edges[chunk]  # in steps: a step is a segment
+        groups = _growing_edges(len(edges) - 1, 1, group)  # in windows
+        segments = self._segments[self._edges[chunk] :]
+        which = np.repeat(np.arange(len(groups) - 1), np.diff(edges[groups]))
+        order = np.lexsort((segments[:, 0], which))
+        members = [self._plan.positions[start:stop] for start, stop in segments[order].tolist()]
+        done = np.repeat(edges[groups[:-1]], np.diff(groups))
+        needed = np.repeat(edges[groups[1:]], np.diff(groups))
+        done[groups[1:] - 1] = edges[groups[1:]]
+        return Reading(extents, members, needed, done)
 
 
 class RandomSchedule:
-    """One rank's epoch as a part of a full permutation; a step, and a chunk, is up to 1024 images of it."""
+    """One rank's epoch as a part of a full permutation.  A chunk is up to 1024 images of it."""
 
     def __init__(
-        self,
-        n: int,
-        extents: tuple[Int64s, Int64s],
-        *,
-        seed: int,
-        epoch: int,
-        rank: int = 0,
-        world: int = 1,
-        drop_last: bool = False,
+        self, n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1, drop_last: bool = False
     ) -> None:
-        self._extents = extents
         order = permutation(n, _FULL, seed, epoch)
         length = share_length(n, world=world, drop_last=drop_last)
         # strided, as DistributedSampler deals; what is missing at the end comes from the beginning
         self._order = order if world == 1 else order[np.arange(rank, length * world, world) % max(1, n)]
-        self.starts = _growing_edges(length)
-        self.first_steps = np.arange(len(self.starts))
+        self.starts = _growing_edges(length, FIRST_CHUNK, LAST_CHUNK)
 
     def positions(self, chunk: int) -> Ints:
         """Return the dataset positions of a chunk, in order."""
         return self._order[self.starts[chunk] : self.starts[chunk + 1]]
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, step: int) -> Step:
-        return _step(self._extents, self.positions(step))
+    def reading(self, extents: tuple[Int64s, Int64s], chunk: int, group: int) -> Reading:
+        """Return how to read from `chunk` on: chunk by chunk, each in file order."""
+        members = [self.positions(number) for number in range(chunk, len(self.starts) - 1)]
+        count = np.arange(1, len(members) + 1)
+        return Reading(extents, members, count, count)
 
 
 def epoch_order(schedule: BlockSchedule | RandomSchedule) -> Ints:
@@ -217,10 +236,6 @@ def shuffle_quality(labels: npt.NDArray[Any], order: Ints, batch_size: int) -> f
     return labels_per_batch(labels, order, batch_size) / max(expected_labels_per_batch(labels[order], batch_size), 1e-9)
 
 
-def _step(extents: tuple[Int64s, Int64s], positions: Ints) -> Step:
-    return Step(*join_ranges(extents[0][positions], extents[1][positions]))
-
-
 def _index_type(n: int) -> type[np.signedinteger[Any]]:
     return np.int32 if n < 2**31 else np.int64  # half the memory, at 1.58 million 6 MB an array
 
@@ -229,9 +244,11 @@ def _edges(n: int, size: int) -> Int64s:
     return np.append(np.arange(0, n, size), n)
 
 
-def _growing_edges(n: int) -> Int64s:
-    """Return 0, 64, 192, 448, 960, then steps of 1024, up to n."""
-    steps = FIRST_STEP * 2 ** np.arange(int(np.log2(LAST_STEP // FIRST_STEP)))
-    head = np.append(0, np.cumsum(steps))
-    edges = np.append(head, np.arange(head[-1] + LAST_STEP, n + LAST_STEP, LAST_STEP))
-    return np.append(edges[edges < n], n) if n else np.zeros(1, np.int64)
+def _growing_edges(n: int, first: int, last: int) -> Int64s:
+    """Return the edges of steps of `first`, twice, four times as much ... and then of `last`, that divide range(n)."""
+    sizes = [first]
+    while 2 * sizes[-1] < last:
+        sizes.append(2 * sizes[-1])
+    head = np.append(0, np.cumsum(sizes))
+    edges = np.append(head, np.arange(head[-1] + last, max(n, head[-1]) + last, last))
+    return np.append(edges[edges < n], n)

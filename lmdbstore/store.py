@@ -36,8 +36,8 @@ from lmdbstore.pages import Pages
 class ImageStore:
     """The images of a store, by id or by position.
 
-    Position i is the i-th image in the file, so neighbours in position are
-    neighbours on the disk.
+    Neighbours in position are neighbours on the disk (but for images under 2 KB,
+    which LMDB keeps among its keys).
 
     Parameters
     ----------
@@ -79,18 +79,18 @@ class ImageStore:
 
     @property
     def ids(self) -> TextColumn:
-        """The ids in the order of the file."""
+        """The ids in the order of the store."""
         return self.column("ids")
 
     @property
     def by_id(self) -> np.ndarray | None:
-        """The permutation that sorts the ids by their bytes; None where the file has them in that order."""
+        """The permutation that sorts the ids by their bytes; None where they are in that order."""
         return self.column(layout.BY_ID) if layout.BY_ID in self._table else None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that came from the csv, without the id's."""
-        return tuple(self.manifest.source["columns"])
+        return tuple(self.manifest.source["columns"].values())
 
     def column(self, name: str) -> Any:
         """Return a column, without reading more than it.

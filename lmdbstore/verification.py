@@ -104,8 +104,10 @@ def _places(store: ImageStore) -> Iterator[str]:
     size = os.path.getsize(store.path)
     for i in np.flatnonzero((offset < 0) | (length <= 0) | (end > size)).tolist():
         yield f"{store.where(i)}: bytes {offset[i]} to {end[i]} of a file of {size}"
-    for i in np.flatnonzero(offset[1:] < end[:-1]).tolist():
-        yield f"{store.where(i + 1)}: starts at {offset[i + 1]}, before the image before it ends at {end[i]}"
+    by_offset = np.argsort(offset, kind="stable")
+    for k in np.flatnonzero(offset[by_offset[1:]] < end[by_offset[:-1]]).tolist():
+        a, b = int(by_offset[k]), int(by_offset[k + 1])
+        yield f"{store.where(b)}: starts at {offset[b]}, before the end of id {store.ids[a]!r} at {end[a]}"
     if length.sum() != store.manifest.image_bytes:
         yield f"{store.path}: the images have {length.sum()} bytes, the manifest says {store.manifest.image_bytes}"
     order = np.arange(len(store)) if store.by_id is None else store.by_id

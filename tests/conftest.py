@@ -22,6 +22,8 @@ import cv2
 import numpy as np
 import pytest
 
+from lmdbstore import ingest
+
 REPOSITORY = Path(__file__).parent.parent
 PATIENCE = 5.0  # seconds that workers and threads get to go away by themselves
 
@@ -60,8 +62,8 @@ def _descriptors() -> Iterator[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the one that listed the folder
             continue
-        # one of each for the whole process, by multiprocessing; and the random device, kept open by libraries
-        if int(name) not in own and target not in ("/dev/urandom", "/dev/random"):
+        # multiprocessing has one of each for the whole process; libraries keep the random device and their fonts open
+        if int(name) not in own and not target.startswith(("/dev/urandom", sys.prefix, sys.base_prefix)):
             yield f"{name} -> {target}"
 
 
@@ -158,6 +160,13 @@ def photos(photos_master: Photos, tmp_path: Path) -> Photos:
     root = tmp_path / "photos"
     shutil.copytree(photos_master.csv.parent, root)
     return dataclasses.replace(photos_master, images=root, csv=root / "train.csv")
+
+
+@pytest.fixture
+def store_path(photos: Photos, tmp_path: Path) -> Path:
+    """A store of `photos`, `tmp_path/photos.lmdb`."""
+    ingest(photos.csv, images=photos.images, out=tmp_path / "photos.lmdb")
+    return tmp_path / "photos.lmdb"
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cv2
 import pytest
+
 from conftest import PHOTO_COUNT, PHOTO_KINDS, Photos, held, with_orientation
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

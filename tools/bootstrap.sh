@@ -17,12 +17,13 @@ die() { say "$*"; exit 1; }
 
 # A Python that setup.cfg allows: $PYTHON, else the first of the usual names.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+    [ -z "${PYTHON-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
             && { echo "$candidate"; return; }
     done
-    die "no Python 3.10 to 3.13 found (tried ${PYTHON:-python3, python3.10 to 3.13}); set PYTHON=/path/to/python3.12"
+    die "no Python 3.10 to 3.13 among: ${candidates[*]}; set PYTHON=/path/to/python3.12"
 }
 
 # Everything that decides what lies in .venv; the path too, since scripts in it name it.
@@ -37,18 +38,21 @@ step() {
     local what=$1
     shift
     say "$what ..."
-    "$@" >>"$LOG" 2>&1 || die "$what failed: $(tail -n 1 "$LOG") (all of it: $LOG)"
+    "$@" >>"$LOG" 2>&1 || die "$what failed: $(reason) (all of it: $LOG)"
 }
+
+# The line of the log that says why: pip's last ERROR, or whatever came last.
+reason() { { grep '^ *ERROR: ' "$LOG" || cat "$LOG"; } | tail -n 1; }
 
 make_venv() {
     local python=$1
-    : >"$LOG" || die "cannot write to $ROOT"
+    [ -w "$ROOT" ] || die "cannot write to $ROOT"
+    : >"$LOG"
     # `venv` repairs what an interrupted run left, and clears another Python's environment
     if [ "$("$PY" -c 'import sys; print(sys.version)' 2>/dev/null)" = "$("$python" -c 'import sys; print(sys.version)')" ]; then
         step "refreshing .venv" "$python" -m venv "$VENV"
     else
-        step "making .venv with $("$python" --version) (without ensurepip: apt-get install python3-venv)" \
-            "$python" -m venv --clear "$VENV"
+        step "making .venv with $("$python" --version)" "$python" -m venv --clear "$VENV"
     fi
     step "installing the dependencies (PyTorch is large: minutes, the first time)" \
         "$PY" -m pip install --disable-pip-version-check -c "$ROOT/constraints.txt" -e "$ROOT[dev]"

@@ -7,7 +7,7 @@ import datetime
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -200,12 +200,15 @@ def make_plan(job: _Job) -> Plan:
     else:
         exact = [name for name, stored in rows.names.items() if column_type(rows.columns[stored]) != "<f8"]
         template = PathTemplate(job.options.path, columns=exact)
-    order = {
-        "id": lambda: rows.by_id,
-        "csv": lambda: np.arange(len(rows.ids)),
-        "shuffle": lambda: np.random.default_rng(0).permutation(len(rows.ids)),
-    }[job.options.order]()
-    return Plan(rows, order, template, _identity(job, rows, template))
+    return Plan(rows, _order(rows, job.options.order), template, _identity(job, rows, template))
+
+
+def _order(rows: Rows, order: str) -> np.ndarray:
+    if order == "id":
+        return rows.by_id
+    if order == "csv":
+        return np.arange(len(rows.ids))
+    return np.random.default_rng(0).permutation(len(rows.ids))
 
 
 def _identity(job: _Job, rows: Rows, template: PathTemplate) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def _identity(job: _Job, rows: Rows, template: PathTemplate) -> dict[str, Any]:
             "rows": rows.total,
             "header": rows.header,
             "id_column": job.options.id_column,
-            "columns": list(rows.columns),
+            "columns": rows.names,
             "folder": _beside(job.csv, job.images),
             "path": template.text,
         },
@@ -246,10 +249,12 @@ def _staging(job: _Job, plan: Plan) -> Iterator[Staging]:
 def _fill(job: _Job, plan: Plan, staging: Staging, progress: Callable[[Progress], None] | None) -> None:
     """Read, check and write what isn't settled yet."""
     workers = job.options.workers or os.cpu_count() or 1
-    results = _results(job, plan, staging.settled, workers)
     refused: list[Reject] = []
     written = 0
-    with ThreadPoolExecutor(1, "lmdbstore-write") as writing:
+    with (
+        closing(_results(job, plan, staging.settled, workers)) as results,
+        ThreadPoolExecutor(1, "lmdbstore-write") as writing,
+    ):
         commit: Future[None] | None = None
         for batch in _batches(results, plan.rows, settled=staging.settled):
             refused += batch.rejects if job.options.strict else []
@@ -278,7 +283,7 @@ def _strict(job: _Job, rejects: list[Reject]) -> RowsRejected:
 Result = tuple[int, "Found | str"]  # a row, and its file or why it has none
 
 
-def _results(job: _Job, plan: Plan, start: int, workers: int) -> Iterator[Result]:
+def _results(job: _Job, plan: Plan, start: int, workers: int) -> Generator[Result, None, None]:
     """Yield a result for every row, in the order of writing; reads ahead by a few tasks."""
     reader = Reader(
         job.images,
@@ -373,15 +378,14 @@ def _finish(job: _Job, plan: Plan, staging: Staging) -> None:
 
 
 def _columns(rows: Rows, stored: np.ndarray, staging: Staging) -> dict[str, Array]:
-    """Return all columns in the order of the file."""
-    offset, length = _places(rows.ids.take(stored["row"]), staging)
-    order = np.argsort(offset)
-    stored, row = stored[order], stored["row"][order]
+    """Return all columns, in the order of writing."""
+    row = stored["row"]
     ids = rows.ids.take(row)
+    offset, length = _places(ids, staging)
     columns: dict[str, Array] = {
         "ids": ids,
-        "offset": offset[order],
-        "length": length[order],
+        "offset": offset,
+        "length": length,
         **{name: stored[name] for name in ("checksum", "width", "height", "orientation", "format")},
         "line": rows.line[row],
         "record": rows.record.take(row),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,7 +200,6 @@ class Staging:
                     map_size=-(-size // _PAGE) * _PAGE,
                     max_dbs=4,
                     lock=False,
-                    meminit=False,
                 ) as env,
                 env.begin(write=True) as txn,
             ):
@@ -277,8 +277,8 @@ def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:
 
 def _explained(path: Path, error: Exception, room: int) -> IngestError:
     text = str(error)
-    code = getattr(error, "errno", None)
-    if code == errno.ENOSPC or os.strerror(errno.ENOSPC) in text:
+    # a write that runs into the end of the disk is cut short, which LMDB calls an I/O error
+    if os.strerror(errno.ENOSPC) in text or shutil.disk_usage(path.parent).free < room + (1 << 20):
         return IngestError(
             f"{path}: no space left on the disk (the next batch needs {room:,} bytes); "
             "free some and run the same command again: it goes on where it stopped"
