@@ -1,13 +1,12 @@
 """Bytes to pixels and back: probe, check, decode, encode.
 
-JPEG goes to libjpeg-turbo (turbo.py), and what that can't do, PNG and WebP go to
-OpenCV.  Both are loaded at first use: importing this module loads neither.
+JPEG goes to libjpeg-turbo (turbo.py); what that can't do, PNG and WebP go to OpenCV
+(opencv.py).  Both are loaded at first use: importing this module loads neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,8 +27,6 @@ Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 _PIXEL_FORMAT = {"rgb": 0, "bgr": 1}
 _PIXEL_FORMAT_CMYK = 11
 _SUBSAMPLING = {"444": 0, "422": 1, "420": 2, "gray": 3, "440": 4, "411": 5}
-_OPENCV_SAMPLING = {"444": 0x111111, "422": 0x211111, "420": 0x221111, "gray": 0x111111, "440": 0x121111,
-                    "411": 0x411111}
 
 
 def backend() -> str:
@@ -37,9 +34,9 @@ def backend() -> str:
     turbo = _turbo()
     if turbo is not None:
         return f"turbojpeg {turbo.version}"
-    import cv2
+    from lmdbstore import opencv
 
-    return f"opencv {cv2.__version__}"
+    return f"opencv {opencv.VERSION}"
 
 
 def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = None,
@@ -80,7 +77,11 @@ def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = N
         pixels, _ = _jpeg_pixels(view, color, max_pixels)
     else:
         pixels = _opencv_pixels(view, color, max_pixels)
-    return pixels if orientation == 1 else _upright(pixels, orientation)
+    if orientation == 1:
+        return pixels
+    from lmdbstore import opencv
+
+    return opencv.upright(pixels, orientation)
 
 
 def check(data: BytesLike, *, max_pixels: int = MAX_PIXELS, keep_truncated: bool = False) -> ImageInfo:
@@ -147,13 +148,9 @@ def encode(pixels: np.ndarray, *, quality: int = 90, color: Color = "rgb", subsa
     turbo = _turbo()
     if turbo is not None:
         return bytes(turbo.encode(pixels, quality, _PIXEL_FORMAT[color], _SUBSAMPLING[subsampling]))
-    import cv2
+    from lmdbstore import opencv
 
-    bgr = np.ascontiguousarray(pixels if color == "bgr" else pixels[..., ::-1])
-    if subsampling == "gray":
-        bgr = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
-    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, _OPENCV_SAMPLING[subsampling]]
-    return bytes(cv2.imencode(".jpg", bgr, options)[1])
+    return opencv.compress(pixels if color == "bgr" else pixels[..., ::-1], quality, subsampling)
 
 
 def _check_encode(pixels: np.ndarray, quality: int, color: str, subsampling: str) -> None:
@@ -276,7 +273,7 @@ def _wants_more(view: memoryview, max_pixels: int) -> bool:
     return not np.array_equal(_jpeg_pixels(short, "bgr", max_pixels)[0], _jpeg_pixels(long, "bgr", max_pixels)[0])
 
 
-# PNG, WebP, and OpenCV for all
+# PNG and WebP
 
 
 def _other_problem(view: memoryview, info: ImageInfo, max_pixels: int) -> str | None:
@@ -295,27 +292,6 @@ def _check_shape(pixels: np.ndarray, info: ImageInfo) -> None:
 
 
 def _opencv_pixels(view: memoryview, color: Color, max_pixels: int) -> Pixels:
-    import cv2
+    from lmdbstore import opencv
 
-    probe(view, max_pixels=max_pixels)  # OpenCV's own limit is 2^30 pixels
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        pixels = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
-        if pixels is None and sniff(view) == "jpeg":  # OpenCV 5 refuses one without an end, or with a stray third byte
-            pixels = cv2.imdecode(np.frombuffer(integrity.jpeg_repaired(view, bare=False), np.uint8), flags)
-    except cv2.error as err:
-        raise DecodeError(f"OpenCV {cv2.__version__}: {str(err).strip()}") from None
-    if pixels is None:
-        raise DecodeError(f"OpenCV {cv2.__version__} can't decode this {sniff(view).upper()}")
-    return cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if color == "rgb" else pixels)
-
-
-def _upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Apply an EXIF orientation; a new array, contiguous."""
-    import cv2
-
-    turns: dict[int, Callable[[Pixels], Any]] = {
-        2: lambda p: cv2.flip(p, 1), 3: lambda p: cv2.rotate(p, cv2.ROTATE_180), 4: lambda p: cv2.flip(p, 0),
-        5: cv2.transpose, 6: lambda p: cv2.rotate(p, cv2.ROTATE_90_CLOCKWISE),
-        7: lambda p: cv2.flip(cv2.transpose(p), -1), 8: lambda p: cv2.rotate(p, cv2.ROTATE_90_COUNTERCLOCKWISE)}
-    return turns[orientation](pixels) if orientation in turns else pixels
+    return opencv.decompress(view, probe(view, max_pixels=max_pixels).format, color)

@@ -76,7 +76,7 @@ class Epoch:
 
     @property
     def state(self) -> str:
-        """"cold" (nothing was in memory), "warm" (all), "partly" or "unknown"."""
+        """What was in memory at the start: nothing is "cold", all "warm"; else "partly" or "unknown"."""
         if self.resident is None:
             return "unknown"
         if self.resident == 0:
