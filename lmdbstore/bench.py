@@ -16,10 +16,8 @@ How each number is obtained:
 
 from __future__ import annotations
 
-import datetime
 import gc
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data
 
-from lmdbstore import codec, costs, folder, pagecache
+from lmdbstore import codec, costs, folder, machine, pagecache
 from lmdbstore.costs import Costs
 from lmdbstore.dataset import ImageDataset
 from lmdbstore.epochs import BenchResult, Epoch, Options, with_disk_wait
@@ -241,13 +239,5 @@ def _path(path: str | os.PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _machine() -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "system": platform.platform(),
-        "cores": str(cores),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "decoder": codec.backend(),
-    }
+def _machine() -> dict[str, Any]:
+    return {**machine.facts(), "torch": torch.__version__, "decoder": codec.backend()}

@@ -182,11 +182,25 @@ def info(
     store: StorePath,
     as_json: Json = False,
     rejects: Annotated[bool, typer.Option("--rejects", help="List the rows that aren't in the store.")] = False,
+    shuffle_quality: Annotated[
+        bool, typer.Option("--shuffle-quality", help="Say how well the sampler's blocks mix the labels.")
+    ] = False,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of --shuffle-quality; default: the first.")
+    ] = None,
 ) -> None:
-    """Say what is in a store."""
+    """Say what is in a store, and how much of it is in memory."""
+    from lmdbstore import pagecache
     from lmdbstore.store import ImageStore
 
+    resident = pagecache.resident(store) if store.is_file() else None  # before anything of it is read
     with ImageStore(store) as opened:
+        if shuffle_quality:
+            from lmdbstore.mixing import mixing
+
+            found = mixing(opened, label=label)
+            print(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(found.lines()))
+            return
         if rejects:
             listed = [reject._asdict() for reject in opened.rejects()]
             print(
@@ -195,7 +209,7 @@ def info(
                 else "\n".join("{line}: {id!r}: {reason}".format(**r) for r in listed)
             )
             return
-        facts = opened.info()
+        facts = {**opened.info(), "resident_bytes": resident}
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -274,3 +288,102 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LmdbstoreError(f"{path}: {error}") from None
+
+
+@app.command()
+def warm(
+    store: StorePath,
+    ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Only these ids, one per line.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read a store, or some images of it, into memory, in the order of the file."""
+    from lmdbstore import pagecache
+    from lmdbstore.store import ImageStore
+
+    ranges = None
+    if ids is not None:
+        with ImageStore(store) as opened:
+            at = opened.indices(_lines(ids))
+            ranges = opened.column("offset")[at], opened.column("length")[at]
+    else:
+        ImageStore(store).close()  # says what is wrong, if it is no store
+    with _bar(quiet, unit="B", scale=True) as move:
+        done = pagecache.warm(store, ranges, progress=move)
+    if not quiet:
+        print(f"{store}: {done.fits / 1e6:,.1f} MB in memory, of which {done.read / 1e6:,.1f} MB were read now")
+        if done.left_out:
+            print(f"{done.left_out / 1e6:,.1f} MB don't fit into the memory that is available, and were left out")
+
+
+@app.command()
+def evict(store: StorePath, quiet: Quiet = False) -> None:
+    """Drop a store from memory, to measure a cold epoch or to make room."""
+    from lmdbstore import pagecache
+    from lmdbstore.store import ImageStore
+
+    ImageStore(store).close()  # says what is wrong, if it is no store
+    left = pagecache.evict(store)
+    if left:
+        raise LmdbstoreError(
+            f"{store}: {left:,} bytes stay in memory, some process has them open; end it and try again"
+        )
+    if not quiet:
+        print(
+            f"{store}: " + ("evicted; this system doesn't say what is left" if left is None else "nothing is in memory")
+        )
+
+
+@app.command()
+def doctor(
+    store: Annotated[Path | None, typer.Argument(metavar="[STORE]", help="The store, NAME.lmdb.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="TRAIN_CSV", help="The csv of a folder of images.")] = None,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of images.")] = None,
+    id_column: Annotated[str, typer.Option(help="The csv's column of ids.")] = "id",
+    pipeline: Annotated[str, typer.Option(metavar="seed|rrc", help="The augmentation to measure with.")] = "seed",
+    as_json: Json = False,
+) -> None:
+    """Say why the first epoch is slow: measure disk and cores for half a minute, and explain."""
+    from lmdbstore.doctor import diagnose
+
+    diagnosis = diagnose(store, csv=csv, images=images, id_column=id_column, pipeline=pipeline)
+    print(json.dumps(diagnosis.to_dict(), indent=2) if as_json else "\n".join(diagnosis.lines()))
+
+
+@app.command()
+def bench(
+    store: StorePath,
+    csv: Annotated[Path | None, typer.Option(metavar="TRAIN_CSV", help="Measure the folder beside the store.")] = None,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of images.")] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of each side, in turn.")] = 3,
+    workers: Annotated[int, typer.Option(help="DataLoader workers.")] = 2,
+    batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 64,
+    pipeline: Annotated[str, typer.Option(metavar="seed|rrc", help="The augmentation.")] = "seed",
+    cold: Annotated[bool, typer.Option("--cold", help="Begin each side with nothing of it in memory.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw images/s over time.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time epochs of a store, and of the folder that it came from."""
+    from lmdbstore.bench import Progress, run
+
+    with _bar(quiet or as_json) as move:
+
+        def progress(now: Progress) -> None:
+            move(now.images, now.total, now.epoch)
+
+        result = run(
+            store,
+            csv=csv,
+            images=images,
+            epochs=epochs,
+            workers=workers,
+            batch_size=batch_size,
+            pipeline=pipeline,
+            cold=cold,
+            progress=progress,
+        )
+    if plot is not None:
+        from lmdbstore.notebook import plot_bench
+
+        plot_bench(result, plot)
+    print(json.dumps(result.to_dict(), indent=2) if as_json else result.table())

@@ -26,6 +26,7 @@ Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 # TJPF_* and TJSAMP_* of libjpeg-turbo's ABI
 _PIXEL_FORMAT = {"rgb": 0, "bgr": 1}
 _PIXEL_FORMAT_CMYK = 11
+_STRIP = 64  # rows of CMYK at a time: 16-bit products of a whole 100-Mpixel picture would take a gigabyte
 _SUBSAMPLING = {"444": 0, "422": 1, "420": 2, "gray": 3, "440": 4, "411": 5}
 
 
@@ -215,7 +216,7 @@ def _hard_jpeg(turbo: Turbo, view: memoryview, color: Color, max_pixels: int,
     try:
         return _opencv_pixels(view, color, max_pixels), None
     except DecodeError as second:
-        raise DecodeError(f"libjpeg-turbo: {first.reason}; {second.reason}") from None
+        raise DecodeError(f"{first.reason}; {second.reason}") from None
 
 
 def _ink_to_light(inks: np.ndarray, color: Color) -> Pixels:
@@ -223,11 +224,13 @@ def _ink_to_light(inks: np.ndarray, color: Color) -> Pixels:
 
     The product that Pillow and OpenCV form, too: without an ICC profile there is no better one.
     """
-    light = inks[..., :3].astype(np.uint16)
-    light *= inks[..., 3:]
-    light += 127
-    light //= 255
-    return np.ascontiguousarray(light[..., ::1 if color == "rgb" else -1].astype(np.uint8))
+    pixels = np.empty((*inks.shape[:2], 3), np.uint8)
+    order = slice(None, None, 1 if color == "rgb" else -1)
+    for top in range(0, len(inks), _STRIP):
+        strip = inks[top:top + _STRIP]
+        light = strip[..., :3].astype(np.uint16) * strip[..., 3:]
+        pixels[top:top + _STRIP] = ((light + 127) // 255)[..., order]
+    return pixels
 
 
 # What costs no pixels, in the words of libjpeg's jerror.h

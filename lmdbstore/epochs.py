@@ -124,7 +124,7 @@ class BenchResult:
         In the order in which they ran.
     costs : dict of str to Costs
         By side.
-    machine : dict of str to str
+    machine : dict
         Where, when, and with which versions.
     """
 
@@ -133,7 +133,7 @@ class BenchResult:
     bytes: int
     epochs: tuple[Epoch, ...]
     costs: dict[str, Costs]
-    machine: dict[str, str]
+    machine: dict[str, Any]
 
     def split(self, epoch: Epoch) -> dict[str, float]:
         """Return the seconds of an epoch by what they went into: disk, read, decode, augment, transfer."""

@@ -143,5 +143,26 @@ def read_csv(
     return paths, None if label is None else np.array(labels)
 
 
+def read_ids(path: Path, *, id_column: str) -> list[str]:
+    """Return the ids of a csv, in its order.
+
+    Raises
+    ------
+    CsvError
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+            if id_column not in names:
+                raise CsvError(f"{path}: no column {id_column!r}; there are {', '.join(names)}")
+            ids = [row[id_column].strip() for row in reader if row[id_column]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CsvError(f"{path}: {error}") from None
+    if not ids:
+        raise CsvError(f"{path}: no ids in column {id_column!r}")
+    return ids
+
+
 def _number(text: str) -> float:
     return int(text) if text.strip().lstrip("-").isdecimal() else float(text)

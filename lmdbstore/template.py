@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from lmdbstore.errors import PathError, TemplateError
 
 _Part = tuple[str, str, "int | slice"]  # text before the place, the column's name, what of its value
+
+#: Layouts that are looked for, in this order: where, and under which ending.
+_FOLDERS = ("{id[0]}/{id[1]}/{id[2]}/", "", "train/{id[0]}/{id[1]}/{id[2]}/", "train/")
+ENDINGS = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG", ".webp", "")
+KNOWN_LAYOUTS = tuple(folder + "{id}" + ending for folder in _FOLDERS for ending in ENDINGS)
 
 
 class PathTemplate:
@@ -78,3 +84,41 @@ def _position(name: str, index: str) -> int | slice:
     if len(numbers) == 2:
         return slice(*numbers)
     raise ValueError(f"{{{name}}} isn't a position; use {{id[0]}} or {{id[0:2]}}")
+
+
+def probe_layout(folder: Path, ids: list[str]) -> PathTemplate:
+    """Return the known layout under which most of these ids have a file.
+
+    Raises
+    ------
+    TemplateError
+        None of them has one.
+    """
+    best, hits = KNOWN_LAYOUTS[0], 0
+    for layout_ in KNOWN_LAYOUTS:
+        template = PathTemplate(layout_)
+        found = sum(_exists(folder, template, id) for id in ids)
+        if found > hits:
+            best, hits = layout_, found
+        if hits == len(ids):
+            break
+    if not hits:
+        tried = PathTemplate(KNOWN_LAYOUTS[0])
+        example = next(_paths(tried, ids), ids[0])
+        raise TemplateError(
+            f"{folder}: no file for the first {len(ids)} ids, at {example} or in any other known layout; "
+            "name the layout with --path, such as --path '{id[0]}/{id}.jpg'"
+        )
+    return PathTemplate(best)
+
+
+def _paths(template: PathTemplate, ids: list[str]) -> Iterator[str]:
+    for id in ids:
+        try:
+            yield template.fill({"id": id})
+        except PathError:
+            continue
+
+
+def _exists(folder: Path, template: PathTemplate, id: str) -> bool:
+    return any(os.path.isfile(folder / path) for path in _paths(template, [id]))

@@ -93,7 +93,7 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         # and the pixels are then whatever was in memory.  libjpeg's warnings are few.
         message = self._TurboJPEG__get_error_string(handle)
         if not message.startswith(_WARNINGS):
-            raise DecodeError(message)
+            raise DecodeError(f"libjpeg-turbo: {message}")
         self._call.warning = message
 
     def _TurboJPEG__get_header_and_dimensions(self, *args: Any) -> tuple[int, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "lmdbstore"
 # Beside each, the outside libraries that it may import (numpy and the standard library: everybody).
 TABLE: dict[str, set[str]] = {
     "errors": set(),
+    "machine": set(),
     "layout": {"msgpack", "xxhash"},
     "pages": set(),
     "template": set(),
@@ -23,7 +25,8 @@ TABLE: dict[str, set[str]] = {
     "headers": set(),
     "turbo": {"turbojpeg"},
     "integrity": set(),
-    "codec": {"cv2"},
+    "opencv": {"cv2"},
+    "codec": set(),
     "tiles": set(),
     "memory": set(),
     "pagecache": set(),
@@ -63,8 +66,14 @@ PUBLIC = {
 LONGEST_FUNCTION = 60  # lines
 STANDARD = sys.stdlib_module_names
 
+
+def is_python(path: Path) -> bool:
+    with path.open(errors="replace") as file:
+        return re.match(r"#!.*\bpython", file.readline()) is not None
+
+
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-TOOLS = sorted((PACKAGE.parent / "tools").glob("*.py"))
+TOOLS = sorted(path for path in (PACKAGE.parent / "tools").iterdir() if path.is_file() and is_python(path))
 
 
 def name(path: Path) -> str:

@@ -176,6 +176,16 @@ def test_junk_between_segments_is_passed_over():
     assert probe(JPEG[:2] + junk + JPEG[2:SOF] + junk + JPEG[SOF:])[1:3] == (WIDTH, HEIGHT)
 
 
+def test_the_scale_of_a_webp_isn_t_its_size():
+    data = patched(patched(WEBP, 27, bytes((WEBP[27] | 0x40,))), 29, bytes((WEBP[29] | 0x80,)))
+    assert data != WEBP
+    assert probe(data)[1:3] == (WIDTH, HEIGHT)
+
+
+def test_markers_without_payload_are_passed_over():
+    assert probe(JPEG[:2] + b"\xff\x01\xff\xd0" + JPEG[2:])[1:3] == (WIDTH, HEIGHT)
+
+
 def test_a_long_run_of_fill_bytes_takes_linear_time():
     probe(JPEG[:2] + b"\xff" * 2_000_000 + b"\0" + JPEG[2:])  # hours, were it quadratic
 

@@ -224,7 +224,7 @@ def test_wrong_places(photos: Photos, tmp_path: Path, change: dict[str, str], me
     empty = tmp_path / "empty"
     empty.mkdir()
     places = {"images": photos.images, "out": empty / "o.lmdb"} | {name: empty / at for name, at in change.items()}
-    with pytest.raises(IngestError, match=message):
+    with pytest.raises((IngestError, TemplateError), match=message):
         ingest(photos.csv, images=places["images"], out=places["out"])
     assert os.listdir(empty) == []
 

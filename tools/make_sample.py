@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Make a synthetic image set in the layout of Google Landmark Recognition 2020.
 
     make_sample.py --images 3000 --seed 0 --out DIR

@@ -6,19 +6,13 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from lmdbstore import codec, layout
 from lmdbstore.codec import ImageInfo
-from lmdbstore.errors import DecodeError, IngestError, PathError
-from lmdbstore.template import PathTemplate
-
-#: Layouts that are looked for, in this order: where, and under which ending.
-_FOLDERS = ("{id[0]}/{id[1]}/{id[2]}/", "", "train/{id[0]}/{id[1]}/{id[2]}/", "train/")
-_ENDINGS = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG", ".webp", "")
-KNOWN_LAYOUTS = tuple(folder + "{id}" + ending for folder in _FOLDERS for ending in _ENDINGS)
+from lmdbstore.errors import DecodeError
+from lmdbstore.template import ENDINGS
 
 CHECKS = ("decode", "header", "none")
 
@@ -33,44 +27,6 @@ class Found(NamedTuple):
     data: bytes
     checksum: int
     info: ImageInfo
-
-
-def probe_layout(folder: Path, ids: list[str]) -> PathTemplate:
-    """Return the known layout under which most of these ids have a file.
-
-    Raises
-    ------
-    IngestError
-        None of them has one.
-    """
-    best, hits = KNOWN_LAYOUTS[0], 0
-    for layout_ in KNOWN_LAYOUTS:
-        template = PathTemplate(layout_)
-        found = sum(_exists(folder, template, id) for id in ids)
-        if found > hits:
-            best, hits = layout_, found
-        if hits == len(ids):
-            break
-    if not hits:
-        tried = PathTemplate(KNOWN_LAYOUTS[0])
-        example = next(_paths(tried, ids), ids[0])
-        raise IngestError(
-            f"{folder}: no file for the first {len(ids)} ids, at {example} or in any other known layout; "
-            "name the layout with --path, such as --path '{id[0]}/{id}.jpg'"
-        )
-    return PathTemplate(best)
-
-
-def _paths(template: PathTemplate, ids: list[str]) -> Iterator[str]:
-    for id in ids:
-        try:
-            yield template.fill({"id": id})
-        except PathError:
-            continue
-
-
-def _exists(folder: Path, template: PathTemplate, id: str) -> bool:
-    return any(os.path.isfile(folder / path) for path in _paths(template, [id]))
 
 
 class Reader:
@@ -177,5 +133,5 @@ def _read_all(fd: int, size: int) -> bytes:
 
 def _near_match(full: str) -> str:
     stem = os.path.splitext(full)[0]
-    near = [os.path.basename(stem + ending) for ending in _ENDINGS if os.path.exists(stem + ending)]
+    near = [os.path.basename(stem + ending) for ending in ENDINGS if os.path.exists(stem + ending)]
     return f" (there is {near[0]})" if near else ""

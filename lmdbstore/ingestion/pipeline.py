@@ -18,13 +18,13 @@ import numpy as np
 import lmdbstore
 from lmdbstore import layout
 from lmdbstore.errors import IngestError, PathError, RowsRejected, StoreExists
-from lmdbstore.ingestion.images import CHECKS, Found, Reader, Rejected, probe_layout
+from lmdbstore.ingestion.images import CHECKS, Found, Reader, Rejected
 from lmdbstore.ingestion.rows import Rows, read_rows
 from lmdbstore.ingestion.writer import STORED, Batch, Staging
 from lmdbstore.layout import Array, Manifest, Reject, TextColumn, column_type
 from lmdbstore.publish import publish, rejects_path, staging_path, write_rejects
 from lmdbstore.store import ImageStore
-from lmdbstore.template import PathTemplate
+from lmdbstore.template import PathTemplate, probe_layout
 from lmdbstore.verification import verify
 
 ORDERS = ("id", "csv", "shuffle")
