@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmdbstore.errors import LmdbstoreError
+from lmdbstore.errors import LmdbstoreError, OptionError
 
 # Exit codes
 OK, NOTHING_DONE, USAGE, SOME_REJECTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
@@ -64,7 +64,7 @@ def _run() -> int:
         return NOTHING_DONE
     except LmdbstoreError as error:
         _say(f"lmdbstore: {error}")
-        return NOTHING_DONE
+        return USAGE if isinstance(error, OptionError) else NOTHING_DONE
     except OSError as error:
         _say(f"lmdbstore: {error.filename}: {error.strerror}" if error.filename else f"lmdbstore: {error}")
         return NOTHING_DONE
@@ -383,7 +383,7 @@ def bench(
             progress=progress,
         )
     if plot is not None:
-        from lmdbstore.notebook import plot_bench
+        from lmdbstore.plots import plot_bench
 
         plot_bench(result, plot)
     print(json.dumps(result.to_dict(), indent=2) if as_json else result.table())

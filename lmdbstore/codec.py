@@ -13,12 +13,14 @@ import numpy as np
 from lmdbstore import integrity
 from lmdbstore.errors import DecodeError
 from lmdbstore.headers import MAX_PIXELS, BytesLike, ImageInfo, as_view, jpeg_frame, probe
+from lmdbstore.plans import Plan, Window, as_stored, inside, scaled
 from lmdbstore.sniff import sniff
 
 if TYPE_CHECKING:
     from lmdbstore.turbo import Turbo
 
-__all__ = ["MAX_PIXELS", "ImageInfo", "backend", "check", "decode", "encode", "probe"]
+__all__ = ["MAX_PIXELS", "ImageInfo", "backend", "check", "decode", "decode_plan", "decode_window", "encode",
+           "probe"]
 
 Color = Literal["rgb", "bgr"]
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -83,6 +85,92 @@ def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = N
     from lmdbstore import opencv
 
     return opencv.upright(pixels, orientation)
+
+
+def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orientation: int, color: Color = "rgb",
+                max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Decode what a plan takes of an image.
+
+    Parameters
+    ----------
+    data, color, max_pixels
+        As in `decode`.
+    plan : Plan
+    width, height, orientation : int
+        Of the upright image, as the plan was made for; and its EXIF orientation.
+
+    Returns
+    -------
+    ndarray
+        (plan.size[0], plan.size[1], 3) uint8.
+
+    Raises
+    ------
+    DecodeError, ImageTooLarge
+    """
+    from lmdbstore import opencv
+
+    part = inside(plan.window, width, height)
+    stored = as_stored(part, width, height, orientation)
+    pixels = decode_window(data, stored, scale=plan.scale, color=color, orientation=orientation, max_pixels=max_pixels)
+    if part != plan.window:
+        above, left = part.y - plan.window.y, part.x - plan.window.x
+        pixels = opencv.on_black(pixels, above, left, plan.window.height, plan.window.width)
+    return opencv.resized(pixels, *plan.size)
+
+
+def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Color = "rgb", orientation: int = 1,
+                  max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Decode a part of an image at 1/scale.
+
+    Parameters
+    ----------
+    data, color, max_pixels
+        As in `decode`.
+    window : Window
+        Within the image as it lies in the file, in pixels at full size.
+    scale : int
+        1, 2, 4 or 8: libjpeg's scaled decoding, on averages of scale x scale pixels in other formats.
+    orientation : int
+        Applied to the part.
+
+    Returns
+    -------
+    ndarray
+        (H, W, 3) uint8, contiguous or a part of a larger array: at scale 1 the window of what `decode` gives, else
+        `plans.scaled(window, scale)` of the image at 1/scale.
+
+    Raises
+    ------
+    DecodeError, ImageTooLarge
+    """
+    _check_color(color)
+    x, y, width, height = scaled(window, scale)
+    pixels = _at_scale(as_view(data), scale, color, max_pixels)
+    if pixels.shape[0] < y + height or pixels.shape[1] < x + width:
+        raise DecodeError(f"corrupt: {pixels.shape[1]} x {pixels.shape[0]} pixels at 1/{scale}, no window {window}")
+    pixels = pixels[y : y + height, x : x + width]
+    if orientation == 1:
+        return pixels
+    from lmdbstore import opencv
+
+    return opencv.upright(np.ascontiguousarray(pixels), orientation)
+
+
+def _at_scale(view: memoryview, scale: int, color: Color, max_pixels: int) -> Pixels:
+    """Decode the whole image, as it lies in the file, at 1/scale."""
+    turbo = _turbo() if scale > 1 and sniff(view) == "jpeg" else None
+    if turbo is not None:
+        try:
+            return turbo.decompress(view, _PIXEL_FORMAT[color], max_pixels=max_pixels, scale=scale)[0]
+        except DecodeError:  # what `decode` does about it, the scaled decoder can't
+            pass
+    whole = decode(view, color=color, orientation=1, max_pixels=max_pixels)
+    if scale == 1:
+        return whole
+    from lmdbstore import opencv
+
+    return opencv.shrunk(whole, scale)
 
 
 def check(data: BytesLike, *, max_pixels: int = MAX_PIXELS, keep_truncated: bool = False) -> ImageInfo:
@@ -250,10 +338,11 @@ def _jpeg_problem(view: memoryview, info: ImageInfo, max_pixels: int, keep_trunc
     _check_shape(pixels, info)
     if not scans.ended and not scans.complete:
         return f"truncated: {len(view):,} bytes, whole scans are missing"
+    if scans.ended and scans.stray is not None:  # restart markers get libjpeg over it; OpenCV never says
+        return f"corrupt: senseless marker in the image data, at byte {scans.stray}"
     if warning is None:
-        if scans.ended:
-            return None if scans.stray is None else f"corrupt: senseless marker at byte {scans.stray} of the image data"
-        return f"truncated: {_MISSING_END}" if _wants_more(view[:scans.stray], max_pixels) else None
+        missing = not scans.ended and _wants_more(view[:scans.stray], max_pixels)
+        return f"truncated: {_MISSING_END}" if missing else None
     if _MISSING_END in warning or _is_harmless(warning):
         # libjpeg tells its first warning only.  Without this one's cause, does it have another?
         mended = memoryview(integrity.jpeg_repaired(view, bare=True))

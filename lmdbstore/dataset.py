@@ -13,6 +13,7 @@ import torch.utils.data
 from lmdbstore.codec import Color
 from lmdbstore.errors import LabelError
 from lmdbstore.layout import TextColumn
+from lmdbstore.selection import lazily
 from lmdbstore.store import ImageStore
 
 
@@ -85,6 +86,15 @@ class ImageDataset(torch.utils.data.Dataset[Any]):
         if isinstance(values, TextColumn):
             return np.searchsorted(np.char.encode(self.classes), values.fixed()[self.indices])
         return np.searchsorted(self.classes, values[self.indices])
+
+    def show(self, i: int = 0, *, times: int = 8) -> Any:
+        """Draw item i as it is stored, then `times` times as the transform makes it; returns a `Picture`.
+
+        Raises
+        ------
+        IndexError, DecodeError, MissingDependency
+        """
+        return lazily("sheets").varied_sheet(self, i, times=times)
 
     def __len__(self) -> int:
         return len(self.indices)

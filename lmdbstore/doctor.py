@@ -20,7 +20,7 @@ import numpy as np
 
 from lmdbstore import codec, costs, folder, machine, pagecache
 from lmdbstore.costs import Costs
-from lmdbstore.errors import LmdbstoreError
+from lmdbstore.errors import OptionError
 from lmdbstore.store import ImageStore
 from lmdbstore.template import probe_layout
 
@@ -182,13 +182,15 @@ def diagnose(
 
     Raises
     ------
-    LmdbstoreError
+    OptionError
         There is nothing to look at.
 
     Notes
     -----
     Takes about 15 seconds.  Threads: one call at a time, it times what it does.
     """
+    if (csv is None) != (images is None) or (store is None and csv is None):
+        raise OptionError("name a store, or a csv and its folder of images (--csv and --images), or both")
     workers = machine.cores()
     sides, sequential, cost = [], None, None
     if csv is not None and images is not None:
@@ -197,8 +199,7 @@ def diagnose(
     if store is not None:
         side, sequential, cost = _store(Path(store), pipeline, workers)
         sides.append(side)
-    if cost is None:
-        raise LmdbstoreError("nothing to look at: name a store, or a csv and its folder of images")
+    assert cost is not None
     return Diagnosis(tuple(sides), sequential, cost, workers, machine.facts())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lmdbstore import folder
 from lmdbstore.costs import Costs
+from lmdbstore.errors import OptionError
 
 WARM_SHARE = 0.99  # resident share from which an epoch is called warm; the free pages of a store are never read
 BATCHES_A_STRETCH, MOST_STRETCHES = 4, 60  # of a plot
@@ -24,7 +25,7 @@ class Options:
 
     Raises
     ------
-    ValueError
+    OptionError
         Quotes the value.
     """
 
@@ -39,12 +40,12 @@ class Options:
 
     def __post_init__(self) -> None:
         if (self.csv is None) != (self.images is None):
-            raise ValueError(f"csv={self.csv}, images={self.images}: give both to measure the folder, or neither")
+            raise OptionError(f"csv={self.csv}, images={self.images}: give both to measure the folder, or neither")
         for name, least in (("epochs", 1), ("workers", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}; at least {least} expected")
+                raise OptionError(f"{name}={getattr(self, name)}; at least {least} expected")
         if self.pipeline not in folder.PIPELINES:
-            raise ValueError(f"pipeline={self.pipeline!r}; there are {', '.join(folder.PIPELINES)}")
+            raise OptionError(f"pipeline={self.pipeline!r}; there are {', '.join(folder.PIPELINES)}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@
     ├── LabelError          (ValueError)   a column that can't serve as label
     ├── DecodeError         (ValueError)   bytes that don't become pixels
     │   └── ImageTooLarge                  refused by its header, before any allocation
+    ├── OptionError         (ValueError)   an argument that makes no sense; quotes it
     ├── TemplateError       (ValueError)   a path template of the wrong form
     ├── PathError           (ValueError)   an id that makes no path inside its folder
     ├── ExportError         (RuntimeError) nothing was exported
@@ -100,6 +101,10 @@ class DecodeError(LmdbstoreError, ValueError):
 
 class ImageTooLarge(DecodeError):
     """The header declares more pixels than the limit allows."""
+
+
+class OptionError(LmdbstoreError, ValueError):
+    """An argument that makes no sense."""
 
 
 class TemplateError(LmdbstoreError, ValueError):

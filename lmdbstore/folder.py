@@ -12,7 +12,7 @@ import albumentations
 import cv2
 import numpy as np
 
-from lmdbstore.errors import CsvError, DecodeError
+from lmdbstore.errors import CsvError, DecodeError, OptionError
 from lmdbstore.template import PathTemplate
 
 PIPELINES = ("seed", "rrc")
@@ -26,7 +26,7 @@ def pipeline(name: str) -> Callable[..., Any]:
 
     Raises
     ------
-    ValueError
+    OptionError
     """
     if name == "seed":
         return albumentations.Compose(
@@ -39,7 +39,7 @@ def pipeline(name: str) -> Callable[..., Any]:
         )
     if name == "rrc":
         return albumentations.Compose([albumentations.RandomResizedCrop((224, 224)), albumentations.HorizontalFlip()])
-    raise ValueError(f"pipeline {name!r}; there are {', '.join(PIPELINES)}")
+    raise OptionError(f"pipeline {name!r}; there are {', '.join(PIPELINES)}")
 
 
 class FolderDataset:

@@ -53,8 +53,8 @@ class Mixing:
                 f"BlockShuffleSampler(block_bytes={size} << 20, window_blocks={window}) to {self.quality[better]:.2f}"
             )
         return (
-            f"images are grouped by {self.label}: the default blocks mix it to {now:.2f} of a full shuffle; ingest again "
-            f"with --order shuffle ({self.shuffled:.2f}), or use order='random' where the store fits into memory"
+            f"images are grouped by {self.label}: the default blocks mix it to {now:.2f} of a full shuffle; "
+            f"ingest again with --order shuffle ({self.shuffled:.2f}), or use order='random' where the store fits into memory"
         )
 
     def to_dict(self) -> dict[str, Any]:

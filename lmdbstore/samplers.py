@@ -13,6 +13,7 @@ import torch.distributed
 from torch.utils.data import Sampler
 
 from lmdbstore import memory
+from lmdbstore.errors import OptionError
 from lmdbstore.readahead import AHEAD_BYTES, ReadAhead
 from lmdbstore.shuffle import BlockSchedule, Int64s, RandomSchedule, Reading, plan_blocks, share_length
 
@@ -53,10 +54,10 @@ class ShuffleOptions:
 
     def __post_init__(self) -> None:
         if self.order not in ("block", "random"):
-            raise ValueError(f"order={self.order!r}: expected 'block' or 'random'")
+            raise OptionError(f"order={self.order!r}: expected 'block' or 'random'")
         for name, least in (("seed", 0), ("block_bytes", 1), ("window_blocks", 1), ("num_replicas", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected {least} or more")
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected {least} or more")
 
 
 @dataclass
@@ -102,7 +103,7 @@ class BlockShuffleSampler(Sampler[int]):
 
     Raises
     ------
-    ValueError
+    OptionError
         For an option that makes no sense, quoting it.
 
     Notes
@@ -164,15 +165,15 @@ class BlockShuffleSampler(Sampler[int]):
 
         Raises
         ------
-        ValueError
+        OptionError
             When the state was taken with other options, or of another dataset; names the first that differs.
         """
         for name, here in asdict(self.options).items():
             if state[name] != here:
-                raise ValueError(f"the state was saved with {name}={state[name]!r}, this sampler has {here!r}")
+                raise OptionError(f"the state was saved with {name}={state[name]!r}, this sampler has {here!r}")
         progress = _Progress(state["epoch"], state["yielded"])
         if not 0 <= progress.yielded <= len(self):
-            raise ValueError(f"yielded={progress.yielded!r}: expected 0 to {len(self)}")
+            raise OptionError(f"yielded={progress.yielded!r}: expected 0 to {len(self)}")
         self.set_epoch(progress.epoch + 1)
         # At the very end of an epoch, StatefulDataLoader makes an iterator that it may never ask for an index, and goes
         # on with another for the next epoch: there the state belongs to whoever calls iter() first.
@@ -239,5 +240,5 @@ def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     if rank is None:
         rank = torch.distributed.get_rank() if distributed else 0
     if not 0 <= rank < num_replicas:
-        raise ValueError(f"rank={rank!r}: expected 0 to {num_replicas - 1} with num_replicas={num_replicas!r}")
+        raise OptionError(f"rank={rank!r}: expected 0 to {num_replicas - 1} with num_replicas={num_replicas!r}")
     return num_replicas, rank

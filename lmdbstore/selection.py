@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lmdbstore.layout import FORMATS, TextColumn
+from lmdbstore.layout import FORMATS
 
 if TYPE_CHECKING:
     from lmdbstore.duplicates import Duplicates
@@ -35,8 +35,8 @@ class Inspected:
     def _selection(self) -> Selection:
         raise NotImplementedError
 
-    def where(self, **values: Any) -> Selection:
-        """Return the images whose columns have these values, in file order: ``store.where(landmark_id=27)``.
+    def select(self, **values: Any) -> Selection:
+        """Return the images whose columns have these values, in file order: ``store.select(landmark_id=27)``.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Inspected:
         return found
 
     def _repr_html_(self) -> str | None:
-        html: str | None = lazily("notebook").cell(self._selection)
+        html: str | None = lazily("notebook").cell(self._selection())
         return html
 
 
@@ -276,8 +276,3 @@ def _positions(store: ImageStore, wanted: Any) -> np.ndarray:
     if values.dtype == bool and len(values) != len(store):
         raise IndexError(f"a mask of {len(values):,} for a store of {len(store):,} images")
     return np.arange(len(store))[values]
-
-
-def is_text(values: Any) -> bool:
-    """Tell whether a column, or a part of one, holds text."""
-    return isinstance(values, TextColumn | list)

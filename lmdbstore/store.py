@@ -31,9 +31,10 @@ from lmdbstore.errors import (
 )
 from lmdbstore.layout import Array, Manifest, Reject, TextColumn
 from lmdbstore.pages import Pages
+from lmdbstore.selection import InspectedStore
 
 
-class ImageStore:
+class ImageStore(InspectedStore):
     """The images of a store, by id or by position.
 
     Neighbours in position are neighbours on the disk (but for images under 2 KB,

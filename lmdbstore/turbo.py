@@ -56,7 +56,9 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         major = 2 if self._TurboJPEG__transform3 is None else 3
         return f"{major}.x (PyTurboJPEG {turbojpeg.__version__})"
 
-    def decompress(self, view: memoryview, pixel_format: int, *, max_pixels: int) -> tuple[np.ndarray, str | None]:
+    def decompress(
+        self, view: memoryview, pixel_format: int, *, max_pixels: int, scale: int = 1
+    ) -> tuple[np.ndarray, str | None]:
         """Decode a JPEG.
 
         Parameters
@@ -67,6 +69,8 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
             PyTurboJPEG's TJPF_RGB, TJPF_BGR or TJPF_CMYK.
         max_pixels : int
             Checked against libjpeg's own idea of the size, before the pixels are allocated.
+        scale : int
+            1, 2, 4 or 8: the picture is decoded at 1/scale, its sides rounded up.
 
         Returns
         -------
@@ -85,7 +89,8 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         call = self._call
         call.warning, call.max_pixels = None, max_pixels
         # No FASTDCT, no FASTUPSAMPLE: exact pixels. LIMITSCANS ends a progressive bomb after 500 scans.
-        pixels = self.decode(view, pixel_format, flags=turbojpeg.TJFLAG_LIMITSCANS)
+        factor = None if scale == 1 else (1, scale)
+        pixels = self.decode(view, pixel_format, scaling_factor=factor, flags=turbojpeg.TJFLAG_LIMITSCANS)
         return pixels, call.warning
 
     def _TurboJPEG__report_error(self, handle: int) -> None:
@@ -96,10 +101,14 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
             raise DecodeError(f"libjpeg-turbo: {message}")
         self._call.warning = message
 
-    def _TurboJPEG__get_header_and_dimensions(self, *args: Any) -> tuple[int, int, int, int]:
-        header = super()._TurboJPEG__get_header_and_dimensions(*args)
-        check_size(header[0], header[1], self._call.max_pixels)
-        return tuple(header)
+    def _TurboJPEG__get_header_and_dimensions(
+        self, handle: int, length: int, address: Any, factor: tuple[int, int] | None
+    ) -> tuple[int, ...]:
+        # asked for the whole picture, however small the pixels will be: a progressive one is held whole in any case
+        width, height, *rest = super()._TurboJPEG__get_header_and_dimensions(handle, length, address, None)
+        check_size(width, height, self._call.max_pixels)
+        above, below = factor or (1, 1)
+        return (-(-width * above // below), -(-height * above // below), *rest)
 
 
 def _load() -> Turbo | None:

@@ -224,7 +224,7 @@ def test_costs_measure_every_part() -> None:
 
 def test_plot_draws_every_epoch(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from lmdbstore.notebook import plot_bench
+    from lmdbstore.plots import plot_bench
 
     picture = tmp_path / "epochs.png"
     figure = plot_bench(result(epoch("folder", resident=0.0), epoch("store", number=1)), picture)

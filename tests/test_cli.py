@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Photos
 
-COMMANDS = ("ingest", "info", "verify", "get", "export")
+COMMANDS = ("ingest", "info", "verify", "get", "export", "warm", "evict", "doctor", "bench")
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_rejected_rows_have_their_exit_code_and_lists(photos: Photos, tmp_path: 
         (["ingest", "{csv}", "--images", "{images}", "--out", "{store}"], 1),
         (["ingest", "none.csv", "--images", "{images}", "--out", "{new}"], 1),
         (["ingest", "{csv}", "--images", "nowhere", "--out", "{new}"], 1),
-        (["ingest", "{csv}", "--images", "{images}", "--out", "{new}", "--check", "all"], 1),
+        (["ingest", "{csv}", "--images", "{images}", "--out", "{new}", "--check", "all"], 2),
         (["ingest", "{csv}", "--images", "{images}", "--out", "{new}", "--path", "{{id.x}}"], 1),
         (["ingest", "{csv}", "--images", "{images}", "--out", "{new}", "--id-column", "x"], 1),
         (["ingest", "{csv}", "--images", "{images}"], 2),
@@ -88,6 +88,18 @@ def test_rejected_rows_have_their_exit_code_and_lists(photos: Photos, tmp_path: 
         (["get", "{store}", "gone"], 1),
         (["get", "{store}", "{id}", "-o", "no/such/folder"], 1),
         (["export", "{store}", "--out", "{store}"], 1),
+        (["bench", "{store}", "--workers", "-1"], 2),
+        (["bench", "{store}", "--pipeline", "x"], 2),
+        (["bench", "{store}", "--csv", "{csv}"], 2),
+        (["bench", "none.lmdb"], 1),
+        (["doctor"], 2),
+        (["doctor", "--csv", "{csv}"], 2),
+        (["doctor", "none.lmdb"], 1),
+        (["doctor", "--csv", "none.csv", "--images", "{images}"], 1),
+        (["warm", "none.lmdb"], 1),
+        (["warm", "{store}", "--ids", "none"], 1),
+        (["evict", "{csv}"], 1),
+        (["info", "{store}", "--shuffle-quality", "--label", "x"], 1),
         (["export", "{store}", "--out", "{new}", "--ids", "none"], 1),
     ],
 )

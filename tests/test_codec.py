@@ -268,6 +268,15 @@ def test_a_fatal_error_after_a_warning_is_no_warning():
     assert np.array_equal(decode(data), decode(CMYK))
 
 
+def test_stray_bytes_cost_no_colours(each_backend):
+    # RGB inside, which only the Adobe segment says once the components are called 1, 2, 3
+    data = pillow("JPEG", quality=90, keep_rgb=True)
+    data = data.replace(b"R\x11\0G\x11\0B\x11\0", b"\1\x11\0\2\x11\0\3\x11\0")
+    data = data.replace(b"\3R\0G\0B\0", b"\3\1\0\2\0\3\0")
+    assert distance(decode(data), RGB) < 3
+    assert np.array_equal(decode(data[:2] + b"\1" + data[2:]), decode(data))
+
+
 def test_corrupt_jpeg():
     data = bytearray(RESTART)
     at = RESTART.index(b"\xff\xd3")
@@ -280,11 +289,11 @@ def test_corrupt_jpeg():
 @pytest.mark.parametrize("data", [JPEG, RESTART, PROGRESSIVE, KINDS["odd sampling"]],
                          ids=["baseline", "restart", "progressive", "odd sampling"])
 def test_overwritten_jpeg(data, each_backend):
-    # OpenCV gives half a picture for this without a word; 512 bytes of noise hold a marker or two.
+    # OpenCV gives half a picture for this without a word; hundreds of bytes of noise hold a marker or two.
     at = len(data) * 2 // 3
-    noise = np.random.default_rng(1).bytes(510) + b"\xff\x50"
-    with pytest.raises(DecodeError):
-        check(data[:at] + noise + data[at + 512:])
+    for noise in (np.random.default_rng(1).bytes(510), b"\x5a" * 510):
+        with pytest.raises(DecodeError):
+            check(data[:at] + noise + b"\xff\x50" + data[at + 512:])
 
 
 @pytest.mark.parametrize("data", [PNG, WEBP, WEBP_LOSSLESS], ids=["png", "webp", "webp lossless"])

@@ -20,6 +20,7 @@ from lmdbstore import ImageStore, IngestOptions, ingest, verify
 from lmdbstore.errors import (
     IngestBusy,
     IngestError,
+    OptionError,
     OptionsChanged,
     RowsRejected,
     StoreExists,
@@ -231,7 +232,7 @@ def test_wrong_places(photos: Photos, tmp_path: Path, change: dict[str, str], me
 
 def test_wrong_options_quote_the_value() -> None:
     for bad in ({"check": "all"}, {"order": "random"}, {"workers": 0}):
-        with pytest.raises(IngestError, match=str(*bad.values())):
+        with pytest.raises(OptionError, match=str(*bad.values())):
             IngestOptions(**bad)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmdbstore import pagecache
+from lmdbstore import memory, pagecache, readahead
 from lmdbstore.errors import ReadError
 from lmdbstore.pagecache import MIB
 from lmdbstore.readahead import ReadAhead, Step, kept
@@ -113,6 +113,27 @@ def test_a_step_of_several_ranges_and_an_empty_one(cold: Path) -> None:
 def test_no_steps(cold: Path) -> None:
     with ReadAhead(cold, []):
         assert until(lambda: not running())
+
+
+def test_readers_of_one_file_take_turns(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(pagecache, "_libc", None)
+    with cold.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with ReadAhead(cold, plan(*range(STEPS))) as ahead:
+            assert settled(lambda: ahead.read_bytes) == 0
+            fcntl.flock(other, fcntl.LOCK_UN)
+            ahead.wait(STEPS - 1)
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back
+
+
+def test_a_reader_that_hangs_does_not_stop_the_others(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(readahead, "TURN_S", 0.05)
+    with cold.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with ReadAhead(cold, plan(0, 1)) as ahead:
+            ahead.wait(1)
 
 
 # Errors
@@ -254,3 +275,74 @@ def test_nothing_is_dropped_when_all_is_kept(cold: Path) -> None:
             ahead.wait(number)
             ahead.release(number + 1)
     assert pagecache.resident(cold) == STEPS * STEP_BYTES
+
+
+LIMITED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from lmdbstore import memory, pagecache
+from lmdbstore.readahead import ReadAhead
+from lmdbstore.shuffle import BlockSchedule, plan_blocks
+
+path, fraction = sys.argv[1], float(sys.argv[2])
+lengths = np.full(1536, 131072)
+extents = np.cumsum(lengths) - lengths, lengths
+plan = plan_blocks(*extents, 2 << 20)
+fd = os.open(path, os.O_RDONLY)
+
+def read_from_disk():
+    return int(Path("/proc/self/io").read_text().split("read_bytes:")[1].split()[0])
+
+for epoch in range(3):
+    before = read_from_disk()
+    schedule = BlockSchedule(plan, seed=0, epoch=epoch, window_blocks=2)
+    reading = schedule.reading(extents, 0, 1)
+    with ReadAhead(path, reading, ahead_bytes=8 << 20, keep_fraction=fraction) as ahead:
+        for chunk in range(len(schedule.starts) - 1):
+            ahead.wait(int(reading.needed[chunk]) - 1)
+            for position in schedule.positions(chunk):
+                os.pread(fd, 131072, extents[0][position])
+            ahead.release(int(reading.done[chunk]))
+    print(read_from_disk() - before, memory.available())
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory control group of our own; needs root, and a hierarchy that lets us make one."""
+    for kind, parent in memory.memory_groups():
+        path = parent / f"lmdbstore-test-{os.getpid()}"
+        limit = path / ("memory.max" if kind == "cgroup2" else "memory.limit_in_bytes")
+        try:
+            path.mkdir()
+        except OSError:
+            continue
+        if limit.exists():
+            limit.write_text(str(160 * MIB))
+            yield path
+            until(lambda path=path: not (path / "cgroup.procs").read_text())
+            path.rmdir()
+            return
+        path.rmdir()
+    pytest.skip("can't make a memory control group here")
+
+
+@pytest.mark.skipif(not LINUX, reason="control groups")
+def test_a_set_larger_than_memory_reads_only_what_is_not_kept(tmp_path: Path, group: Path) -> None:
+    size = 192 * MIB
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        for _ in range(192):
+            file.write(bytes(MIB))
+    if pagecache.evict(path) != 0:
+        pytest.skip("this file system keeps its files in memory (tmpfs?)")
+    script = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} - {path} 0.4"
+    root = Path(__file__).parent.parent
+    done = subprocess.run(["sh", "-c", script], input=LIMITED, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    epochs = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert all(room < 160 * MIB for _, room in epochs)  # the limit is seen
+    assert epochs[0][0] >= 0.95 * size
+    # 60 % isn't kept, less what was used last and not dropped yet; LRU would read nearly all again
+    assert all(0.4 * size < read < 0.7 * size for read, _ in epochs[1:])

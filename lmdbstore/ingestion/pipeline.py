@@ -17,7 +17,7 @@ import numpy as np
 
 import lmdbstore
 from lmdbstore import layout
-from lmdbstore.errors import IngestError, PathError, RowsRejected, StoreExists
+from lmdbstore.errors import IngestError, OptionError, PathError, RowsRejected, StoreExists
 from lmdbstore.ingestion.images import CHECKS, Found, Reader, Rejected
 from lmdbstore.ingestion.rows import Rows, read_rows
 from lmdbstore.ingestion.writer import STORED, Batch, Staging
@@ -70,11 +70,11 @@ class IngestOptions:
 
     def __post_init__(self) -> None:
         if self.check not in CHECKS:
-            raise IngestError(f"check {self.check!r}: choose one of {', '.join(CHECKS)}")
+            raise OptionError(f"check {self.check!r}: choose one of {', '.join(CHECKS)}")
         if self.order not in ORDERS:
-            raise IngestError(f"order {self.order!r}: choose one of {', '.join(ORDERS)}")
+            raise OptionError(f"order {self.order!r}: choose one of {', '.join(ORDERS)}")
         if self.workers is not None and self.workers < 1:
-            raise IngestError(f"workers {self.workers}: at least 1 is needed")
+            raise OptionError(f"workers {self.workers}: at least 1 is needed")
 
 
 class Progress(NamedTuple):

@@ -1,0 +1,355 @@
+"""JPEG files that can be cut without being decoded: restart segments, their index, and windows of them.
+
+A restart marker resets the entropy coder, so that the bytes between two of them can be decoded
+by themselves.  Where every row of MCUs is a whole number of such segments, a window of the picture
+is a header with a smaller width and height, the segments that it touches, and new numbers on the
+markers: an ordinary JPEG.  `restart_interval` says how a file should be divided, `with_index` puts
+the lengths of the segments into an APP9 segment of the header, `cut` takes a window out.
+
+Pure bytes and numpy.  The index is data like everything else in a file: each marker that it points
+at is looked at before it is used, and a JPEG in which something doesn't fit isn't tiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from lmdbstore.errors import DecodeError
+from lmdbstore.headers import EOI, BytesLike, as_view, jpeg_segments, parse_frame
+from lmdbstore.sniff import sniff
+
+#: MCUs in a segment, at most.  A marker costs 3 to 4 bytes, and 2 in the index: about 1 % of a photograph at 8 MCUs
+#: of 16 x 16 pixels.  With larger segments a window has to take more that isn't its own.
+MAX_INTERVAL = 8
+
+_RST0, _DRI, _COM = 0xD0, 0xDD, 0xFE
+_APP0, _APP9, _APP14, _APP15 = 0xE0, 0xE9, 0xEE, 0xEF
+_COLOR = frozenset({_APP0, _APP14})  # JFIF and Adobe: libjpeg takes the colour space from them
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BASELINE = frozenset({0xC0, 0xC1})  # Huffman-coded, in one pass
+_MAX_BLOCKS = 10  # of 8 x 8 pixels in an MCU: ISO 10918-1, B.2.3
+# The index, docs/format.md: where tables, frame header and data start in the file, segments in a row, rows, and the
+# size of a segment in pixels; then the length of each segment in two bytes
+_NAME = b"lmdbstore tiles\0"
+_FIELDS = struct.Struct(">III4H")
+_MOST = (65_533 - len(_NAME) - _FIELDS.size) // 2  # segments in an index
+
+
+class Tiles(NamedTuple):
+    """How a JPEG is divided into restart segments.
+
+    Attributes
+    ----------
+    width, height : int
+        Of the picture as it lies in the file, in pixels.
+    tile_width, tile_height : int
+        Of a segment, in pixels; those of the last column and row may reach over the edge.
+    across, down : int
+        Segments in a row, and rows.
+    edges : ndarray, int64, (across * down + 1,)
+        Segment k is bytes ``edges[k]`` to ``edges[k + 1]`` of the file, the marker at its end included.
+    before, frame, after : bytes-like
+        What pixels depend on in the header: the frame header (SOF), what precedes and what follows it.
+    """
+
+    width: int
+    height: int
+    tile_width: int
+    tile_height: int
+    across: int
+    down: int
+    edges: np.ndarray
+    before: BytesLike
+    frame: BytesLike
+    after: BytesLike
+
+
+class Cut(NamedTuple):
+    """A part of a picture as a JPEG of its own, and where its upper left pixel lies in the whole."""
+
+    data: bytes
+    x: int
+    y: int
+
+
+def restart_interval(data: BytesLike) -> int | None:
+    """Return how many MCUs a segment of this JPEG should have.
+
+    The largest divisor of the MCUs in a row that isn't over `MAX_INTERVAL`.
+
+    Parameters
+    ----------
+    data : bytes-like
+        A JPEG of any kind; a progressive one has to become sequential first.
+
+    Returns
+    -------
+    int or None
+        None where there is nothing to divide: no JPEG, a bad one, or one whose components don't fit
+        into one scan.
+    """
+    header = _header(as_view(data))
+    if header is None or header.grid is None:
+        return None
+    return max(n for n in range(1, MAX_INTERVAL + 1) if header.grid.row % n == 0)
+
+
+def index(data: BytesLike) -> Tiles | None:
+    """Find the segments of a JPEG.
+
+    Parameters
+    ----------
+    data : bytes-like
+        Only the header is read where it holds an index, else everything.
+
+    Returns
+    -------
+    Tiles or None
+        None where the JPEG isn't tiled: it has no restart markers, or no whole number of segments in a
+        row, or several scans; is progressive, arithmetic, damaged, or no JPEG.
+        The views in it keep `data` alive.
+    """
+    view = as_view(data)
+    tiles = _indexed(view)
+    if tiles is None:
+        header = _header(view)
+        tiles = header and _scanned(view, header)
+    return tiles
+
+
+def with_index(data: BytesLike) -> bytes | None:
+    """Return a tiled JPEG with an index of its segments in the header; None where it isn't tiled.
+
+    An index that it has already is replaced; bytes behind the end of the image are dropped.  Over
+    `_MOST` segments don't fit, and are found by looking for the markers each time.
+    """
+    view = as_view(data)
+    header = _header(view)
+    tiles = header and _scanned(view, header)
+    if header is None or tiles is None:
+        return None
+    lengths = np.diff(tiles.edges)
+    color, rest, tables = (b"".join(parts) for parts in (header.color, header.rest, header.tables))
+    segments = view[tiles.edges[0] : tiles.edges[-1]]
+    if len(lengths) > _MOST or lengths.max() > 0xFFFF:
+        return b"".join([b"\xff\xd8", color, rest, tables, segments])
+    size = 2 + len(_NAME) + _FIELDS.size + 2 * len(lengths)
+    start = 2 + len(color) + 2 + size + len(rest)
+    fields = _FIELDS.pack(start, start + len(b"".join(header.tables[: header.frame])), start + len(tables),
+                          tiles.across, tiles.down, tiles.tile_width, tiles.tile_height)
+    found = struct.pack(">BBH", 0xFF, _APP9, size) + _NAME + fields + lengths.astype(">u2").tobytes()
+    return b"".join([b"\xff\xd8", color, found, rest, tables, segments])
+
+
+def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int = 1) -> Cut | None:
+    """Take the part of a tiled JPEG that holds a window.
+
+    The window's pixels, decoded from the part, are those of the whole picture, bit for bit: segments
+    are taken whole, with those that `margin` touches, since the decoder's chroma upsampling looks at
+    the neighbours of a pixel.
+
+    Parameters
+    ----------
+    data : bytes-like
+        Read in place: the header, and the segments that are taken.
+    x, y, width, height : int
+        The window, in pixels of the picture as it lies in the file, before the EXIF orientation.
+    margin : int
+        Pixels around the window that come with it.  1 for a decoder that gives every pixel,
+        n for one that scales down to 1/n.
+
+    Returns
+    -------
+    Cut or None
+        The part's header has no EXIF, ICC profile or comment.  Its place is a multiple of 8 pixels
+        in both directions.  None where `data` isn't tiled.
+
+    Raises
+    ------
+    ValueError
+        The window isn't in the picture.
+
+    Notes
+    -----
+    Threads: safe.
+    """
+    tiles = index(data)
+    if tiles is None:
+        return None
+    if not (0 <= x < x + width <= tiles.width and 0 <= y < y + height <= tiles.height):
+        raise ValueError(f"window of {width} x {height} at ({x}, {y}) in a picture of {tiles.width} x {tiles.height}")
+    columns = _touched(x - margin, x + width + margin, tiles.tile_width, tiles.across)
+    rows = _touched(y - margin, y + height + margin, tiles.tile_height, tiles.down)
+    part = _part(as_view(data), tiles, columns, rows)
+    return part and Cut(part, columns.start * tiles.tile_width, rows.start * tiles.tile_height)
+
+
+def _touched(start: int, stop: int, size: int, count: int) -> range:
+    """Return the tiles along one side, `count` of `size` pixels, that pixels `start` to `stop` lie in."""
+    return range(max(0, start) // size, min(count, -(-stop // size)))
+
+
+def _part(view: memoryview, tiles: Tiles, columns: range, rows: range) -> bytes | None:
+    """Return columns and rows of tiles as a JPEG; None where a marker isn't where the index has it."""
+    edge = np.arange(rows.start, rows.stop)[:, None] * tiles.across + np.arange(columns.start, columns.stop + 1)
+    at = tiles.edges[edge]
+    raw = np.frombuffer(view, np.uint8)
+    marker = _RST0 + (edge - 1) % 8
+    if edge[-1, -1] == len(tiles.edges) - 1:
+        marker[-1, -1] = EOI
+    sound = (raw[at - 2] == 0xFF) & (raw[at - 1] == marker)
+    if not (sound.ravel()[int(edge[0, 0] == 0) :]).all():  # before segment 0 stands the header
+        return None
+    stretches = [view[start:stop] for start, stop in at[:, [0, -1]].tolist()]
+    frame = _smaller(tiles, columns, rows)
+    part = bytearray().join([b"\xff\xd8", tiles.before, frame, tiles.after, *stretches])
+    _renumber(part, (at[:, 1:] - at[:, :-1]).ravel())
+    return bytes(part)
+
+
+def _smaller(tiles: Tiles, columns: range, rows: range) -> bytearray:
+    """Return the frame header of a part."""
+    frame = bytearray(tiles.frame)
+    width = min(tiles.width, columns.stop * tiles.tile_width) - columns.start * tiles.tile_width
+    height = min(tiles.height, rows.stop * tiles.tile_height) - rows.start * tiles.tile_height
+    struct.pack_into(">HH", frame, 5, height, width)
+    return frame
+
+
+def _renumber(jpeg: bytearray, lengths: np.ndarray) -> None:
+    """Number the markers of the segments that a JPEG ends with, RST0 to RST7 and again, and make the last one EOI."""
+    ends = lengths.cumsum()
+    np.frombuffer(jpeg, np.uint8)[ends + (len(jpeg) - 1 - ends[-1])] = _RST0 + np.arange(len(ends)) % 8
+    jpeg[-1] = EOI
+
+
+# The index
+
+
+def _indexed(view: memoryview) -> Tiles | None:
+    """Read the index, which stands behind the segments of the colour space; None where there is none, or a wrong one."""
+    try:
+        at = 2
+        while view[at + 1] in _COLOR:
+            at += 2 + struct.unpack_from(">H", view, at + 2)[0]
+        name = at + 4
+        if view[name : name + len(_NAME)] != _NAME:
+            return None
+        tables, start, first, across, down, width, height = _FIELDS.unpack_from(view, name + len(_NAME))
+        lengths = np.frombuffer(view, ">u2", across * down, name + len(_NAME) + _FIELDS.size)
+        stop = start + 2 + struct.unpack_from(">H", view, start + 2)[0]
+        frame = view[start:stop]
+        high, wide = struct.unpack_from(">HH", frame, 5)
+    except (struct.error, ValueError, IndexError):
+        return None
+    edges = np.empty(len(lengths) + 1, np.int64)
+    edges[0] = first
+    edges[1:] = lengths
+    edges = edges.cumsum()
+    if not (tables <= start < stop <= first < edges[-1] <= len(view) and frame[1] in _BASELINE):
+        return None
+    if lengths.min() < 2 or -(-wide // max(1, width)) != across or -(-high // max(1, height)) != down:
+        return None
+    before = bytes(view[2:at]) + view[tables:start]
+    return Tiles(wide, high, width, height, across, down, edges, before, frame, view[stop:first])
+
+
+def _scanned(view: memoryview, header: _Header) -> Tiles | None:
+    """Look for the markers; None where their numbers aren't in order up to the end of the image, or make no rows."""
+    grid = header.grid
+    if grid is None or not header.interval or not header.sequential:
+        return None
+    across, rest = divmod(grid.row, header.interval)
+    edges = _edges(view, header.first)
+    if rest or edges is None or len(edges) != across * grid.rows + 1:
+        return None
+    frame = header.tables[header.frame]
+    before = b"".join(header.color + header.tables[: header.frame])
+    after = b"".join(header.tables[header.frame + 1 :])
+    high, wide = struct.unpack_from(">HH", frame, 5)
+    return Tiles(wide, high, header.interval * grid.width, grid.height, across, grid.rows, edges, before, frame, after)
+
+
+def _edges(view: memoryview, first: int) -> np.ndarray | None:
+    raw = np.frombuffer(view, np.uint8)[first:]
+    at = np.flatnonzero(raw[:-1] == 0xFF)
+    codes = raw[at + 1]
+    real = (codes != 0) & (codes != 0xFF)  # neither stuffing nor fill
+    at, codes = at[real], codes[real]
+    end = np.flatnonzero(codes == EOI)[:1]
+    if not len(end) or not np.array_equal(codes[: end[0]], _RST0 + np.arange(end[0]) % 8):
+        return None
+    return np.concatenate([[0], at[: end[0] + 1] + 2]) + first
+
+
+class _Grid(NamedTuple):
+    """The MCUs of a picture: size in pixels, how many in a row, how many rows."""
+
+    width: int
+    height: int
+    row: int
+    rows: int
+
+
+@dataclasses.dataclass
+class _Header:
+    """The segments of a JPEG's header, by what they are for, their markers included; no index is among them."""
+
+    color: list[memoryview] = dataclasses.field(default_factory=list)
+    rest: list[memoryview] = dataclasses.field(default_factory=list)  # other APPn, comments
+    tables: list[memoryview] = dataclasses.field(default_factory=list)  # all that decodes; the last one is SOS
+    frame: int = -1  # position in `tables`
+    interval: int = 0  # MCUs
+    first: int = 0  # byte behind the header
+    grid: _Grid | None = None  # None where the components don't fit into one scan
+
+    def add(self, marker: int, segment: memoryview) -> None:
+        if marker in _COLOR:
+            self.color.append(segment)
+        elif _APP0 <= marker <= _APP15 or marker == _COM:
+            if segment[4 : 4 + len(_NAME)] != _NAME:
+                self.rest.append(segment)
+        else:
+            if marker in _FRAMES:
+                if self.frame >= 0:
+                    raise DecodeError("two frame headers (SOF) in one JPEG")
+                self.frame, self.grid = len(self.tables), _grid(segment)
+            if marker == _DRI:
+                (self.interval,) = struct.unpack_from(">H", segment, 4)
+            self.tables.append(segment)
+
+    @property
+    def sequential(self) -> bool:
+        """Whether the first scan is the only one that the frame needs."""
+        frame, scan = self.tables[self.frame], self.tables[-1]
+        count = frame[9]
+        return frame[1] in _BASELINE and len(scan) == 8 + 2 * count and scan[4] == count and scan[-3:] == b"\0\x3f\0"
+
+
+def _header(view: memoryview) -> _Header | None:
+    """Take a header apart; None where it isn't a JPEG's, or broken."""
+    header = _Header()
+    try:
+        if sniff(view) != "jpeg":
+            return None
+        for marker, start, stop in jpeg_segments(view):
+            header.add(marker, view[start - 4 : stop])
+            header.first = stop
+    except (DecodeError, struct.error):
+        return None
+    return header
+
+
+def _grid(segment: memoryview) -> _Grid | None:
+    frame = parse_frame(segment[1], segment[4:])
+    factors = [divmod(f, 16) for f in segment[11::3]]
+    wide, high = (8 * max(side) for side in zip(*factors, strict=True))
+    if len(factors) == 1:  # in a scan of one component an MCU is one block, whatever the factors say
+        wide = high = 8
+    elif sum(h * v for h, v in factors) > _MAX_BLOCKS:
+        return None
+    return _Grid(wide, high, -(-frame.width // wide), -(-frame.height // high))
