@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lmdbstore import integrity
+from lmdbstore import integrity, tiles
 from lmdbstore.errors import DecodeError
-from lmdbstore.headers import MAX_PIXELS, BytesLike, ImageInfo, as_view, jpeg_frame, probe
+from lmdbstore.headers import MAX_PIXELS, BytesLike, ImageInfo, as_view, check_size, jpeg_frame, ppm_start, probe
 from lmdbstore.plans import Plan, Window, as_stored, inside, scaled
 from lmdbstore.sniff import sniff
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmdbstore.turbo import Turbo
 
 __all__ = ["MAX_PIXELS", "ImageInfo", "backend", "check", "decode", "decode_plan", "decode_window", "encode",
-           "probe"]
+           "encode_ppm", "probe"]
 
 Color = Literal["rgb", "bgr"]
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -76,8 +76,11 @@ def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = N
     view = as_view(data)
     if orientation is None:
         orientation = probe(view, max_pixels=max_pixels).orientation
-    if sniff(view) == "jpeg":
+    format = sniff(view)
+    if format == "jpeg":
         pixels, _ = _jpeg_pixels(view, color, max_pixels)
+    elif format == "ppm":
+        pixels = _ppm_pixels(view, color, max_pixels)
     else:
         pixels = _opencv_pixels(view, color, max_pixels)
     if orientation == 1:
@@ -121,7 +124,7 @@ def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orienta
 
 def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Color = "rgb", orientation: int = 1,
                   max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Decode a part of an image at 1/scale.
+    """Decode a part of an image at 1/scale; of a tiled JPEG, only the segments that the part lies in.
 
     Parameters
     ----------
@@ -145,8 +148,9 @@ def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Col
     DecodeError, ImageTooLarge
     """
     _check_color(color)
+    view, window = _cut(as_view(data), window, scale)
     x, y, width, height = scaled(window, scale)
-    pixels = _at_scale(as_view(data), scale, color, max_pixels)
+    pixels = _at_scale(view, scale, color, max_pixels)
     if pixels.shape[0] < y + height or pixels.shape[1] < x + width:
         raise DecodeError(f"corrupt: {pixels.shape[1]} x {pixels.shape[0]} pixels at 1/{scale}, no window {window}")
     pixels = pixels[y : y + height, x : x + width]
@@ -155,6 +159,17 @@ def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Col
     from lmdbstore import opencv
 
     return opencv.upright(np.ascontiguousarray(pixels), orientation)
+
+
+def _cut(view: memoryview, window: Window, scale: int) -> tuple[memoryview, Window]:
+    """Return the part of a tiled JPEG that holds a window, and the window in it; anything else as it is."""
+    try:
+        part = tiles.cut(view, *window, margin=scale)
+    except ValueError:  # not in the picture: found out once more, when that is decoded
+        part = None
+    if part is None:
+        return view, window
+    return as_view(part.data), window._replace(x=window.x - part.x, y=window.y - part.y)
 
 
 def _at_scale(view: memoryview, scale: int, color: Color, max_pixels: int) -> Pixels:
@@ -240,6 +255,12 @@ def encode(pixels: np.ndarray, *, quality: int = 90, color: Color = "rgb", subsa
     from lmdbstore import opencv
 
     return opencv.compress(pixels if color == "bgr" else pixels[..., ::-1], quality, subsampling)
+
+
+def encode_ppm(pixels: np.ndarray) -> bytes:
+    """Write (H, W, 3) uint8 RGB pixels down as they are: a binary PPM, a line of text and then the bytes."""
+    height, width, _ = pixels.shape
+    return b"P6\n%d %d\n255\n" % (width, height) + pixels.tobytes()
 
 
 def _check_encode(pixels: np.ndarray, quality: int, color: str, subsampling: str) -> None:
@@ -369,12 +390,25 @@ def _wants_more(view: memoryview, max_pixels: int) -> bool:
 
 
 def _other_problem(view: memoryview, info: ImageInfo, max_pixels: int) -> str | None:
+    if info.format == "ppm":
+        _ppm_pixels(view, "rgb", max_pixels)
+        return None
     problem = integrity.png_problem(view) if info.format == "png" else integrity.webp_problem(view)
     try:
         _check_shape(_opencv_pixels(view, "bgr", max_pixels), info)
     except DecodeError as err:
         raise DecodeError(problem or err.reason) from None
     return problem
+
+
+def _ppm_pixels(view: memoryview, color: Color, max_pixels: int) -> Pixels:
+    """Copy the pixels out of a PPM of our own."""
+    width, height, start = ppm_start(view)
+    check_size(width, height, max_pixels)
+    if len(view) - start != width * height * 3:
+        raise DecodeError(f"truncated: {len(view) - start:,} bytes of {width} x {height} x 3 pixels")
+    pixels = np.frombuffer(view, np.uint8, offset=start).reshape(height, width, 3)
+    return pixels.copy() if color == "rgb" else np.ascontiguousarray(pixels[..., ::-1])
 
 
 def _check_shape(pixels: np.ndarray, info: ImageInfo) -> None:

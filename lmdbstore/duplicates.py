@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmdbstore import machine
+from lmdbstore import codec, machine
 from lmdbstore.errors import DecodeError
+from lmdbstore.plans import Window
 from lmdbstore.selection import Selection, default_label, lazily
 from lmdbstore.thumbnails import reduced
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LARGEST_DISTANCE = 8  # bits of 64: beyond, pictures that have nothing in common begin to meet
 CHUNK = 64  # images that a thread hashes before it reports
+SMALLEST = 36  # pixels of the shorter side that the hash is taken from; four for each field
 GRID = (8, 9)  # rows and columns of brightness; each row's 8 differences are 8 bits
 _BITS = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
@@ -235,9 +237,20 @@ def _pairs_within(distinct: np.ndarray, mask: np.uint64, distance: int) -> Itera
 def _hashes_of(selection: Selection, chunk: slice) -> Iterator[int | None]:
     for at in selection.indices[chunk].tolist():
         try:
-            yield difference_hash(selection.store.decode_at(at))
+            yield difference_hash(_small(selection.store, at))
         except DecodeError:
             yield None
+
+
+def _small(store: Any, at: int) -> np.ndarray:
+    """Decode an image, upright, as small as the hash can use it: at 1/8 in a third of the time."""
+    width, height, orientation = (int(store.column(name)[at]) for name in ("width", "height", "orientation"))
+    scale = next((scale for scale in (8, 4, 2) if min(width, height) // scale >= SMALLEST), 1)
+    if scale == 1:
+        pixels: np.ndarray = store.decode_at(at)
+        return pixels
+    whole = Window(0, 0, width, height)
+    return codec.decode_window(store.view(at), whole, scale=scale, orientation=orientation, max_pixels=store.max_pixels)
 
 
 def _groups(

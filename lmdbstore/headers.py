@@ -33,6 +33,7 @@ _FOREIGN_FRAMES = {0xC3: "lossless", 0xC5: "hierarchical", 0xC6: "hierarchical",
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 #: Segments or chunks looked at.  64 KiB segments of an ICC profile or extended XMP stay far below.
 _MAX_SEGMENTS = 10_000
+_PPM = re.compile(rb"P6\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
 _ORIENTATION = 0x0112
 _TEXT_TAGS = frozenset({0x010E, 0x010F, 0x0110})  # ImageDescription, Make, Model: all that sorts before it
 
@@ -43,7 +44,7 @@ class ImageInfo(NamedTuple):
     Attributes
     ----------
     format : str
-        "jpeg", "png" or "webp".
+        "jpeg", "png", "webp" or "ppm".
     width, height : int
         Pixels, as the file has them: before the orientation is applied.
     orientation : int
@@ -289,4 +290,26 @@ def _check_sides(name: str, width: int, height: int) -> None:
         raise DecodeError(f"the {name} header says {width} x {height} pixels")
 
 
-_PARSERS = {"jpeg": _probe_jpeg, "png": _probe_png, "webp": _probe_webp}
+# PPM: how pixels are stored as they are
+
+
+def ppm_start(view: memoryview) -> tuple[int, int, int]:
+    """Return width, height, and the byte at which the pixels start.
+
+    Raises
+    ------
+    DecodeError
+        Another header than the one that `codec.encode_ppm` writes.
+    """
+    found = _PPM.match(view[:40])
+    if found is None:
+        raise DecodeError("a PPM header other than `P6`, width and height, `255`, on lines of their own")
+    return int(found[1]), int(found[2]), found.end()
+
+
+def _probe_ppm(view: memoryview) -> ImageInfo:
+    width, height, _ = ppm_start(view)
+    return ImageInfo("ppm", width, height, 1)
+
+
+_PARSERS = {"jpeg": _probe_jpeg, "png": _probe_png, "webp": _probe_webp, "ppm": _probe_ppm}

@@ -26,7 +26,7 @@ IMAGES, COLUMNS, MANIFEST = b"images", b"columns", b"manifest"
 MANIFEST_KEY, MANIFEST_CHECKSUM_KEY, REJECTS_KEY = b"manifest", b"manifest.checksum", b"rejects"
 
 #: Image formats; the code in column "format" is the position in this tuple.
-FORMATS = ("unknown", "jpeg", "png", "webp")
+FORMATS = ("unknown", "jpeg", "png", "webp", "ppm")
 
 TEXT = "text"
 #: Columns that every store has, with their types. "text" is described at `TextColumn`.

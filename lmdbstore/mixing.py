@@ -54,7 +54,8 @@ class Mixing:
             )
         return (
             f"images are grouped by {self.label}: the default blocks mix it to {now:.2f} of a full shuffle; "
-            f"ingest again with --order shuffle ({self.shuffled:.2f}), or use order='random' where the store fits into memory"
+            f"ingest again with --order shuffle ({self.shuffled:.2f}), "
+            "or use order='random' where the store fits into memory"
         )
 
     def to_dict(self) -> dict[str, Any]:

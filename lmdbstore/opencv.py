@@ -70,6 +70,11 @@ def resized(pixels: np.ndarray, height: int, width: int) -> Any:
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA if halves else cv2.INTER_LINEAR)
 
 
+def reduced(pixels: np.ndarray, height: int, width: int) -> Any:
+    """Shrink to an exact size, each pixel the mean of the area that it covers."""
+    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+
+
 def shrunk(pixels: np.ndarray, scale: int) -> Any:
     """Shrink to 1/scale, sides rounded up: what stands in for a scaled decode where there is none."""
     height, width = (-(-side // scale) for side in pixels.shape[:2])

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lmdbstore.errors import OptionError
+
 SCALES = (8, 4, 2)  # denominators, the smallest picture first
 _ATTEMPTS = 10  # as torchvision and albumentations
 
@@ -74,7 +76,7 @@ class Resized:
 
     Raises
     ------
-    ValueError
+    OptionError
     """
 
     size: int | Size
@@ -112,7 +114,7 @@ class RandomResizedCrop:
 
     Raises
     ------
-    ValueError
+    OptionError
     """
 
     size: int | Size
@@ -125,12 +127,12 @@ class RandomResizedCrop:
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected 0 < low <= high" + f" <= {most}" * (most == 1))
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected 0 < low <= high <= {most}")
 
     def plan(self, width: int, height: int, rng: np.random.Generator | None) -> Plan:
         """Choose a window by `rng`."""
         if rng is None:
-            raise ValueError("a random crop needs a random generator")
+            raise OptionError("a random crop needs a random generator")
         window = self._drawn(width, height, rng) or self._central(width, height)
         size = _pair(self.size)
         return Plan(window, dct_scale(window, size), size)
@@ -175,7 +177,7 @@ class CenterCrop:
 
     Raises
     ------
-    ValueError
+    OptionError
     """
 
     size: int | Size
@@ -185,7 +187,7 @@ class CenterCrop:
     def __post_init__(self) -> None:
         _check_size(self.size)
         if self.short_side is not None and self.short_side < max(_pair(self.size)):
-            raise ValueError(f"short_side={self.short_side!r}: expected {max(_pair(self.size))} or more, by the size")
+            raise OptionError(f"short_side={self.short_side!r}: expected {max(_pair(self.size))} or more, by the size")
 
     def plan(self, width: int, height: int, rng: np.random.Generator | None = None) -> Plan:
         """Choose the plan for an image of this size."""
@@ -248,4 +250,4 @@ def _short_side(width: int, height: int, short: int) -> Size:
 def _check_size(size: int | Size) -> None:
     sides = size if isinstance(size, tuple) else (size,)
     if len(sides) > 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(f"size={size!r}: expected a side or (height, width), in pixels")
+        raise OptionError(f"size={size!r}: expected a side or (height, width), in pixels")

@@ -20,6 +20,7 @@ PART_COLORS = {"disk": VERMILLION, "read": ORANGE, "decode": BLUE, "augment": SK
 PART_NAMES = {"disk": "waiting for the disk"}
 MOST_STRIPS = 40  # of a residency map: more lines than that can't be told apart
 SIZE_BINS = 60
+FEW_CLASSES = 30  # up to here they are drawn at equal distances
 
 
 def plot_summary(selection: Selection, *, label: str | None = None) -> Picture:
@@ -150,8 +151,11 @@ def _draw_classes(axes: Any, selection: Selection, label: str | None) -> None:
     median = int(np.median(counts))
     axes.axhline(median, color=VERMILLION, linestyle="--", label=f"median: {median:,} images")
     axes.set_title(f"Images per class: {label}, {len(counts):,} classes", parse_math=False)
-    axes.set(xlabel="class, the largest first", ylabel="images", xscale="log", yscale="log", ylim=(0.8, None))
-    _plain_ticks(axes.xaxis, axes.yaxis)
+    axes.set(xlabel="class, the largest first", ylabel="images", yscale="log", ylim=(0.8, None))
+    _plain_ticks(axes.yaxis)
+    if len(counts) > FEW_CLASSES:
+        axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
     axes.legend()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -79,7 +79,8 @@ class BlockShuffleSampler(Sampler[int]):
     Parameters
     ----------
     dataset : ImageDataset
-        Or anything with `extents`, `store.path` and a length.
+        Or anything with `extents`, `store.path` and a length.  Its `set_epoch`, if there is one, is called at the
+        start of each epoch.
     order : {"block", "random"}
         "random" is a full shuffle: for what is resident or on a fast disk; each image costs a slow one a seek.
     seed : int
@@ -132,6 +133,7 @@ class BlockShuffleSampler(Sampler[int]):
         self.readahead_bytes = readahead_bytes
         self._path = dataset.store.path
         self._extents = dataset.extents
+        self._tell_epoch: Callable[[int], None] | None = getattr(dataset, "set_epoch", None)
         self._plan = plan_blocks(*self._extents, block_bytes) if order == "block" else None
         self._epoch = 0  # of the next iterator
         self._progress = _Progress(0)
@@ -214,6 +216,8 @@ class BlockShuffleSampler(Sampler[int]):
         self._resume = None
         self._progress = progress
         self._epoch = progress.epoch + 1
+        if self._tell_epoch is not None:  # before the first index is out, so that every worker augments by it
+            self._tell_epoch(progress.epoch)
         return progress
 
     def _read_ahead(self, schedule: BlockSchedule | RandomSchedule, chunk: int) -> tuple[Reading, ReadAhead]:

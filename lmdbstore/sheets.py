@@ -29,6 +29,7 @@ WIDTH = 950  # pixels of a sheet: what JupyterLab shows without shrinking
 LARGEST_SIDE, SMALLEST_SIDE = 220, 110  # pixels of a tile's square
 GAP, TITLE_HEIGHT, LINE_HEIGHT = 8, 32, 15  # pixels
 CAPTION_LINES = 2
+PROBLEM_SIZE = (400, 240)  # width and height of what stands in for a picture
 LARGEST_REJECT = 64 << 20  # bytes; what is larger isn't read for a look at it
 LETTER = 6.1  # pixels that a letter of a caption is wide
 
@@ -50,23 +51,30 @@ class Tile(NamedTuple):
     problem: str = ""
 
 
+class Box(NamedTuple):
+    """Where a tile's picture is on the sheet, in pixels from the top left corner; its caption hangs below."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
 class Grid(NamedTuple):
-    """Where the tiles of a sheet are, in pixels from the top left corner."""
+    """Where the tiles of a sheet are.
 
-    columns: int
-    rows: int
-    side: int  # of a tile's square
-    height: int  # of the sheet, which is WIDTH wide
+    Attributes
+    ----------
+    boxes : list of Box
+    side : int
+        Of the square that each picture was fitted into, in pixels.
+    height : int
+        Of the sheet in pixels; it is WIDTH wide.
+    """
 
-    def corner(self, number: int) -> tuple[int, int]:
-        """Return the left and top edge of a tile's square."""
-        row, column = divmod(number, self.columns)
-        return GAP + column * (self.side + GAP), TITLE_HEIGHT + row * self.pitch
-
-    @property
-    def pitch(self) -> int:
-        """The height of a row with its captions."""
-        return self.side + CAPTION_LINES * LINE_HEIGHT + GAP
+    boxes: list[Box]
+    side: int
+    height: int
 
 
 def contact_sheet(
@@ -81,15 +89,15 @@ def contact_sheet(
 
 
 def varied_sheet(dataset: ImageDataset, i: int, *, times: int) -> Picture:
-    """Draw item i of a dataset as it is stored, then as its transform makes it, `times` times."""
+    """Draw item i of a dataset as it is stored, then as it comes in its first `times` epochs."""
     _check_count(times + 1)
     original = dataset.store[int(dataset.indices[i])]
     drawn = list(tiles(original, label=dataset.label))
     for number in range(times):
-        item = dataset[i] if dataset.label is None else dataset[i][0]
-        pixels = displayable(item)
-        drawn.append(Tile(pixels, (f"transformed, {number + 1}", size_text(pixels.shape[1], pixels.shape[0]))))
-    return draw(drawn, f"{dataset.store.path.name}: item {i}, and {times} times through the transform")
+        item = dataset.load(i, epoch=number)
+        pixels = displayable(item if dataset.label is None else item[0])
+        drawn.append(Tile(pixels, (f"epoch {number}", size_text(pixels.shape[1], pixels.shape[0]))))
+    return draw(drawn, f"{dataset.store.path.name}: item {i} as it is stored, and as {times} epochs get it")
 
 
 def reject_sheet(store: Any, *, images: str | os.PathLike[str] | None, n: int) -> Picture:
@@ -118,24 +126,34 @@ def tiles(
         yield Tile(pixels, (id, f"{text}{size_text(width, height)}{made}"))
 
 
-def plan(count: int) -> Grid:
-    """Choose columns and tile size for a number of tiles: square enough to look at, few cells left empty."""
-    fewest, most = (4, 6) if count <= 48 else (6, 8)
-    columns = min(range(min(count, fewest), min(count, most) + 1), key=lambda c: (-count % c, -c)) if count else 1
+def plan(sizes: Sequence[tuple[int, int]]) -> Grid:
+    """Choose where pictures of these sizes (width, height) go: rows as high as their highest picture, few cells empty."""
+    columns = _columns(len(sizes))
     side = min(LARGEST_SIDE, max(SMALLEST_SIDE, (WIDTH - GAP) // columns - GAP))
-    rows = -(-count // columns)
-    grid = Grid(columns, rows, side, 0)
-    return grid._replace(height=TITLE_HEIGHT + rows * grid.pitch)
+    boxes, top = [], float(TITLE_HEIGHT)
+    for first in range(0, len(sizes), columns):
+        row = [fit(width, height, side) for width, height in sizes[first : first + columns]]
+        bottom = top + max(height for _, height in row)
+        for column, (width, height) in enumerate(row):
+            boxes.append(Box(GAP + column * (side + GAP) + (side - width) / 2, bottom - height, width, height))
+        top = bottom + CAPTION_LINES * LINE_HEIGHT + 2 * GAP
+    return Grid(boxes, side, int(top))
+
+
+def _columns(count: int) -> int:
+    fewest, most = (4, 6) if count <= 48 else (6, 8)
+    choices = range(min(count, fewest), min(count, most) + 1)
+    return max(1, min(choices, key=lambda columns: (-count % max(1, columns), -columns)))
 
 
 def draw(drawn: Sequence[Tile], title: str) -> Picture:
     """Put the tiles on one sheet."""
-    grid = plan(len(drawn))
+    grid = plan([PROBLEM_SIZE if tile.pixels is None else tile.pixels.shape[1::-1] for tile in drawn])
     picture = Picture((WIDTH / DPI, grid.height / DPI), photos=True)
     axes = picture.add_axes((0, 0, 1, 1))
     axes.text(GAP, TITLE_HEIGHT / 2, shorten(title, 120), fontsize=11, va="center", parse_math=False)
-    for number, tile in enumerate(drawn):
-        _draw_tile(axes, tile, *grid.corner(number), grid.side)
+    for tile, box in zip(drawn, grid.boxes):
+        _draw_tile(axes, tile, box, grid.side)
     axes.set(xlim=(0, WIDTH), ylim=(grid.height, 0), aspect="auto")
     axes.set_axis_off()
     return picture
@@ -167,7 +185,7 @@ def _reader(chosen: Selection, transform: Callable[..., Any] | None) -> Callable
     from lmdbstore.dataset import ImageDataset
 
     dataset = ImageDataset(chosen.store, transform=transform)
-    return lambda at: displayable(dataset[at])
+    return lambda at: displayable(dataset.load(at, epoch=0))
 
 
 def _reject_tile(reject: Reject, folder: Path | None, template: PathTemplate) -> Tile:
@@ -197,22 +215,20 @@ def _bare(reason: str) -> str:
     return reason.split(": ", 1)[-1]
 
 
-def _draw_tile(axes: Any, tile: Tile, left: int, top: int, side: int) -> None:
+def _draw_tile(axes: Any, tile: Tile, box: Box, side: int) -> None:
+    left, top, right, bottom = box.left, box.top, box.left + box.width, box.top + box.height
     if tile.pixels is None:
-        right, bottom = left + side, top + side
         axes.fill((left, right, right, left), (top, top, bottom, bottom), facecolor="#F4F4F4", edgecolor=GREY)
         letters = int(side / LETTER) - 2
-        lines = textwrap.wrap(shorten(tile.problem, letters * 9), letters)
+        lines = textwrap.wrap(shorten(tile.problem, letters * 8), letters)
         axes.text(left + 6, top + 6, "\n".join(lines), fontsize=7.5, va="top", color=VERMILLION, parse_math=False)
     else:
         pixels = reduced(tile.pixels, 2 * side)
-        width, height = fit(pixels.shape[1], pixels.shape[0], side)
-        x, y = left + (side - width) / 2, top + (side - height) / 2
-        axes.imshow(pixels, extent=(x, x + width, y + height, y), interpolation="antialiased")
+        axes.imshow(pixels, extent=(left, right, bottom, top), interpolation="antialiased")
     for number, line in enumerate(tile.caption[:CAPTION_LINES]):
-        y = top + side + (number + 0.6) * LINE_HEIGHT
+        x, y = (left + right) / 2, bottom + (number + 0.6) * LINE_HEIGHT
         text, color = shorten(line, int(side / LETTER)), BLACK if number == 0 else "#444444"
-        axes.text(left + side / 2, y, text, fontsize=7.5, ha="center", va="center", color=color, parse_math=False)
+        axes.text(x, y, text, fontsize=7.5, ha="center", va="center", color=color, parse_math=False)
 
 
 def _check_count(count: int) -> None:

@@ -21,7 +21,7 @@ _HTML = re.compile(rb"\s*(?:<!--.*?-->\s*)?<(?:!doctype html|html|head|body)", r
 
 
 def sniff(view: memoryview) -> str:
-    """Return "jpeg", "png" or "webp" by the first bytes, or raise a DecodeError that says what it is instead."""
+    """Return "jpeg", "png", "webp" or "ppm" by the first bytes, or raise a DecodeError that says what it is instead."""
     head = bytes(view[:12])
     if head[:2] == b"\xff\xd8":
         return "jpeg"
@@ -29,6 +29,8 @@ def sniff(view: memoryview) -> str:
         return "png"
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
+    if head[:3] == b"P6\n":
+        return "ppm"
     raise DecodeError(_describe(view))
 
 

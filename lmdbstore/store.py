@@ -31,6 +31,7 @@ from lmdbstore.errors import (
 )
 from lmdbstore.layout import Array, Manifest, Reject, TextColumn
 from lmdbstore.pages import Pages
+from lmdbstore.plans import Plan
 from lmdbstore.selection import InspectedStore
 
 
@@ -193,13 +194,22 @@ class ImageStore(InspectedStore):
         """
         return self.decode_at(self.index(id), color=color)
 
-    def decode_at(self, i: int, *, color: codec.Color = "rgb") -> np.ndarray:
-        """Return the picture of image i; as `decode`."""
+    def decode_at(self, i: int, *, color: codec.Color = "rgb", plan: Plan | None = None) -> np.ndarray:
+        """Return the picture of image i, as `decode`; or what a plan for its `size_at` takes of it."""
         orientation = int(self.column("orientation")[i])
+        options: dict[str, Any] = {"color": color, "orientation": orientation, "max_pixels": self.max_pixels}
         try:
-            return codec.decode(self.view(i), color=color, orientation=orientation, max_pixels=self.max_pixels)
+            if plan is None:
+                return codec.decode(self.view(i), **options)
+            width, height = self.size_at(i)
+            return codec.decode_plan(self.view(i), plan, width=width, height=height, **options)
         except DecodeError as error:
             raise error.at(self.where(i)) from None
+
+    def size_at(self, i: int) -> tuple[int, int]:
+        """Return width and height of image i in pixels, EXIF orientation applied."""
+        width, height = int(self.column("width")[i]), int(self.column("height")[i])
+        return (height, width) if self.column("orientation")[i] > 4 else (width, height)
 
     def pages(self) -> Pages:
         """Return the LMDB pages of the file, for a look behind the columns."""

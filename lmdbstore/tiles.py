@@ -12,31 +12,23 @@ at is looked at before it is used, and a JPEG in which something doesn't fit isn
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import NamedTuple
 
 import numpy as np
 
-from lmdbstore.errors import DecodeError
-from lmdbstore.headers import EOI, BytesLike, as_view, jpeg_segments, parse_frame
-from lmdbstore.sniff import sniff
+from lmdbstore.headers import EOI, BytesLike, as_view
+from lmdbstore.restarts import APP9, BASELINE, COLOR, INDEX_NAME, RST0, Header, edges, take_apart
 
 #: MCUs in a segment, at most.  A marker costs 3 to 4 bytes, and 2 in the index: about 1 % of a photograph at 8 MCUs
 #: of 16 x 16 pixels.  With larger segments a window has to take more that isn't its own.
 MAX_INTERVAL = 8
 
-_RST0, _DRI, _COM = 0xD0, 0xDD, 0xFE
-_APP0, _APP9, _APP14, _APP15 = 0xE0, 0xE9, 0xEE, 0xEF
-_COLOR = frozenset({_APP0, _APP14})  # JFIF and Adobe: libjpeg takes the colour space from them
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_BASELINE = frozenset({0xC0, 0xC1})  # Huffman-coded, in one pass
-_MAX_BLOCKS = 10  # of 8 x 8 pixels in an MCU: ISO 10918-1, B.2.3
 # The index, docs/format.md: where tables, frame header and data start in the file, segments in a row, rows, and the
 # size of a segment in pixels; then the length of each segment in two bytes
-_NAME = b"lmdbstore tiles\0"
 _FIELDS = struct.Struct(">III4H")
-_MOST = (65_533 - len(_NAME) - _FIELDS.size) // 2  # segments in an index
+_MOST_COLOR = 4  # segments of the colour space before the index
+_MOST = (65_533 - len(INDEX_NAME) - _FIELDS.size) // 2  # segments in an index
 
 
 class Tiles(NamedTuple):
@@ -71,7 +63,7 @@ class Tiles(NamedTuple):
 class Cut(NamedTuple):
     """A part of a picture as a JPEG of its own, and where its upper left pixel lies in the whole."""
 
-    data: bytes
+    data: BytesLike
     x: int
     y: int
 
@@ -92,7 +84,7 @@ def restart_interval(data: BytesLike) -> int | None:
         None where there is nothing to divide: no JPEG, a bad one, or one whose components don't fit
         into one scan.
     """
-    header = _header(as_view(data))
+    header = take_apart(as_view(data))
     if header is None or header.grid is None:
         return None
     return max(n for n in range(1, MAX_INTERVAL + 1) if header.grid.row % n == 0)
@@ -116,8 +108,8 @@ def index(data: BytesLike) -> Tiles | None:
     view = as_view(data)
     tiles = _indexed(view)
     if tiles is None:
-        header = _header(view)
-        tiles = header and _scanned(view, header)
+        header = take_apart(view)
+        tiles = None if header is None else _scanned(view, header)
     return tiles
 
 
@@ -128,20 +120,20 @@ def with_index(data: BytesLike) -> bytes | None:
     `_MOST` segments don't fit, and are found by looking for the markers each time.
     """
     view = as_view(data)
-    header = _header(view)
-    tiles = header and _scanned(view, header)
+    header = take_apart(view)
+    tiles = None if header is None else _scanned(view, header)
     if header is None or tiles is None:
         return None
     lengths = np.diff(tiles.edges)
     color, rest, tables = (b"".join(parts) for parts in (header.color, header.rest, header.tables))
     segments = view[tiles.edges[0] : tiles.edges[-1]]
-    if len(lengths) > _MOST or lengths.max() > 0xFFFF:
+    if len(lengths) > _MOST or lengths.max() > 0xFFFF or len(header.color) > _MOST_COLOR:
         return b"".join([b"\xff\xd8", color, rest, tables, segments])
-    size = 2 + len(_NAME) + _FIELDS.size + 2 * len(lengths)
+    size = 2 + len(INDEX_NAME) + _FIELDS.size + 2 * len(lengths)
     start = 2 + len(color) + 2 + size + len(rest)
     fields = _FIELDS.pack(start, start + len(b"".join(header.tables[: header.frame])), start + len(tables),
                           tiles.across, tiles.down, tiles.tile_width, tiles.tile_height)
-    found = struct.pack(">BBH", 0xFF, _APP9, size) + _NAME + fields + lengths.astype(">u2").tobytes()
+    found = struct.pack(">BBH", 0xFF, APP9, size) + INDEX_NAME + fields + lengths.astype(">u2").tobytes()
     return b"".join([b"\xff\xd8", color, found, rest, tables, segments])
 
 
@@ -165,8 +157,8 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
     Returns
     -------
     Cut or None
-        The part's header has no EXIF, ICC profile or comment.  Its place is a multiple of 8 pixels
-        in both directions.  None where `data` isn't tiled.
+        The part's header has no EXIF, ICC profile or comment (but a part that is the whole is `data`).
+        Its place is a multiple of 8 pixels in both directions.  None where `data` isn't tiled.
 
     Raises
     ------
@@ -184,8 +176,10 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
         raise ValueError(f"window of {width} x {height} at ({x}, {y}) in a picture of {tiles.width} x {tiles.height}")
     columns = _touched(x - margin, x + width + margin, tiles.tile_width, tiles.across)
     rows = _touched(y - margin, y + height + margin, tiles.tile_height, tiles.down)
+    if len(columns) == tiles.across and len(rows) == tiles.down:
+        return Cut(data, 0, 0)
     part = _part(as_view(data), tiles, columns, rows)
-    return part and Cut(part, columns.start * tiles.tile_width, rows.start * tiles.tile_height)
+    return None if part is None else Cut(part, columns.start * tiles.tile_width, rows.start * tiles.tile_height)
 
 
 def _touched(start: int, stop: int, size: int, count: int) -> range:
@@ -198,7 +192,7 @@ def _part(view: memoryview, tiles: Tiles, columns: range, rows: range) -> bytes 
     edge = np.arange(rows.start, rows.stop)[:, None] * tiles.across + np.arange(columns.start, columns.stop + 1)
     at = tiles.edges[edge]
     raw = np.frombuffer(view, np.uint8)
-    marker = _RST0 + (edge - 1) % 8
+    marker = RST0 + (edge - 1) % 8
     if edge[-1, -1] == len(tiles.edges) - 1:
         marker[-1, -1] = EOI
     sound = (raw[at - 2] == 0xFF) & (raw[at - 1] == marker)
@@ -223,7 +217,7 @@ def _smaller(tiles: Tiles, columns: range, rows: range) -> bytearray:
 def _renumber(jpeg: bytearray, lengths: np.ndarray) -> None:
     """Number the markers of the segments that a JPEG ends with, RST0 to RST7 and again, and make the last one EOI."""
     ends = lengths.cumsum()
-    np.frombuffer(jpeg, np.uint8)[ends + (len(jpeg) - 1 - ends[-1])] = _RST0 + np.arange(len(ends)) % 8
+    np.frombuffer(jpeg, np.uint8)[ends + (len(jpeg) - 1 - ends[-1])] = RST0 + np.arange(len(ends)) % 8
     jpeg[-1] = EOI
 
 
@@ -231,125 +225,44 @@ def _renumber(jpeg: bytearray, lengths: np.ndarray) -> None:
 
 
 def _indexed(view: memoryview) -> Tiles | None:
-    """Read the index, which stands behind the segments of the colour space; None where there is none, or a wrong one."""
+    """Read the index, which stands behind APP0 and APP14; None where there is none, or a wrong one."""
     try:
         at = 2
-        while view[at + 1] in _COLOR:
-            at += 2 + struct.unpack_from(">H", view, at + 2)[0]
+        for _ in range(_MOST_COLOR):
+            if view[at + 1] in COLOR:
+                at += 2 + struct.unpack_from(">H", view, at + 2)[0]
         name = at + 4
-        if view[name : name + len(_NAME)] != _NAME:
+        if bytes(view[name : name + len(INDEX_NAME)]) != INDEX_NAME:
             return None
-        tables, start, first, across, down, width, height = _FIELDS.unpack_from(view, name + len(_NAME))
-        lengths = np.frombuffer(view, ">u2", across * down, name + len(_NAME) + _FIELDS.size)
+        tables, start, first, across, down, width, height = _FIELDS.unpack_from(view, name + len(INDEX_NAME))
+        lengths = np.frombuffer(view, ">u2", across * down, name + len(INDEX_NAME) + _FIELDS.size)
         stop = start + 2 + struct.unpack_from(">H", view, start + 2)[0]
         frame = view[start:stop]
         high, wide = struct.unpack_from(">HH", frame, 5)
     except (struct.error, ValueError, IndexError):
         return None
-    edges = np.empty(len(lengths) + 1, np.int64)
-    edges[0] = first
-    edges[1:] = lengths
-    edges = edges.cumsum()
-    if not (tables <= start < stop <= first < edges[-1] <= len(view) and frame[1] in _BASELINE):
+    found = np.empty(len(lengths) + 1, np.int64)
+    found[0], found[1:] = first, lengths
+    found = found.cumsum()
+    if not (tables <= start < stop <= first < found[-1] <= len(view) and frame[1] in BASELINE):
         return None
     if lengths.min() < 2 or -(-wide // max(1, width)) != across or -(-high // max(1, height)) != down:
         return None
     before = bytes(view[2:at]) + view[tables:start]
-    return Tiles(wide, high, width, height, across, down, edges, before, frame, view[stop:first])
+    return Tiles(wide, high, width, height, across, down, found, before, frame, view[stop:first])
 
 
-def _scanned(view: memoryview, header: _Header) -> Tiles | None:
+def _scanned(view: memoryview, header: Header) -> Tiles | None:
     """Look for the markers; None where their numbers aren't in order up to the end of the image, or make no rows."""
     grid = header.grid
     if grid is None or not header.interval or not header.sequential:
         return None
     across, rest = divmod(grid.row, header.interval)
-    edges = _edges(view, header.first)
-    if rest or edges is None or len(edges) != across * grid.rows + 1:
+    found = edges(view, header.first)
+    if rest or found is None or len(found) != across * grid.rows + 1:
         return None
     frame = header.tables[header.frame]
     before = b"".join(header.color + header.tables[: header.frame])
     after = b"".join(header.tables[header.frame + 1 :])
     high, wide = struct.unpack_from(">HH", frame, 5)
-    return Tiles(wide, high, header.interval * grid.width, grid.height, across, grid.rows, edges, before, frame, after)
-
-
-def _edges(view: memoryview, first: int) -> np.ndarray | None:
-    raw = np.frombuffer(view, np.uint8)[first:]
-    at = np.flatnonzero(raw[:-1] == 0xFF)
-    codes = raw[at + 1]
-    real = (codes != 0) & (codes != 0xFF)  # neither stuffing nor fill
-    at, codes = at[real], codes[real]
-    end = np.flatnonzero(codes == EOI)[:1]
-    if not len(end) or not np.array_equal(codes[: end[0]], _RST0 + np.arange(end[0]) % 8):
-        return None
-    return np.concatenate([[0], at[: end[0] + 1] + 2]) + first
-
-
-class _Grid(NamedTuple):
-    """The MCUs of a picture: size in pixels, how many in a row, how many rows."""
-
-    width: int
-    height: int
-    row: int
-    rows: int
-
-
-@dataclasses.dataclass
-class _Header:
-    """The segments of a JPEG's header, by what they are for, their markers included; no index is among them."""
-
-    color: list[memoryview] = dataclasses.field(default_factory=list)
-    rest: list[memoryview] = dataclasses.field(default_factory=list)  # other APPn, comments
-    tables: list[memoryview] = dataclasses.field(default_factory=list)  # all that decodes; the last one is SOS
-    frame: int = -1  # position in `tables`
-    interval: int = 0  # MCUs
-    first: int = 0  # byte behind the header
-    grid: _Grid | None = None  # None where the components don't fit into one scan
-
-    def add(self, marker: int, segment: memoryview) -> None:
-        if marker in _COLOR:
-            self.color.append(segment)
-        elif _APP0 <= marker <= _APP15 or marker == _COM:
-            if segment[4 : 4 + len(_NAME)] != _NAME:
-                self.rest.append(segment)
-        else:
-            if marker in _FRAMES:
-                if self.frame >= 0:
-                    raise DecodeError("two frame headers (SOF) in one JPEG")
-                self.frame, self.grid = len(self.tables), _grid(segment)
-            if marker == _DRI:
-                (self.interval,) = struct.unpack_from(">H", segment, 4)
-            self.tables.append(segment)
-
-    @property
-    def sequential(self) -> bool:
-        """Whether the first scan is the only one that the frame needs."""
-        frame, scan = self.tables[self.frame], self.tables[-1]
-        count = frame[9]
-        return frame[1] in _BASELINE and len(scan) == 8 + 2 * count and scan[4] == count and scan[-3:] == b"\0\x3f\0"
-
-
-def _header(view: memoryview) -> _Header | None:
-    """Take a header apart; None where it isn't a JPEG's, or broken."""
-    header = _Header()
-    try:
-        if sniff(view) != "jpeg":
-            return None
-        for marker, start, stop in jpeg_segments(view):
-            header.add(marker, view[start - 4 : stop])
-            header.first = stop
-    except (DecodeError, struct.error):
-        return None
-    return header
-
-
-def _grid(segment: memoryview) -> _Grid | None:
-    frame = parse_frame(segment[1], segment[4:])
-    factors = [divmod(f, 16) for f in segment[11::3]]
-    wide, high = (8 * max(side) for side in zip(*factors, strict=True))
-    if len(factors) == 1:  # in a scan of one component an MCU is one block, whatever the factors say
-        wide = high = 8
-    elif sum(h * v for h, v in factors) > _MAX_BLOCKS:
-        return None
-    return _Grid(wide, high, -(-frame.width // wide), -(-frame.height // high))
+    return Tiles(wide, high, header.interval * grid.width, grid.height, across, grid.rows, found, before, frame, after)

@@ -7,6 +7,8 @@ JPEG.  `TURBO` is None where it can't be had; a warning has then said why.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import threading
 import warnings
@@ -25,6 +27,9 @@ _ADVICE = ("JPEG images are decoded by OpenCV instead, which is slower and finds
 # The JWRN_* texts of libjpeg's jerror.h, 6b to libjpeg-turbo 3.1: all that isn't fatal
 _WARNINGS = ("Corrupt JPEG data: ", "Premature end of JPEG file", "Warning: ", "Unknown Adobe color transform",
              "Inconsistent progression sequence", "Invalid SOS parameters", "Application transferred too many")
+
+# TurboJPEG 3's ABI
+_TJINIT_TRANSFORM, _TJPARAM_STOPONWARNING, _TJPARAM_RESTARTBLOCKS, _TJXOPT_OPTIMIZE = 2, 0, 18, 256
 
 try:
     import turbojpeg
@@ -48,6 +53,7 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
 
     def __init__(self, path: str | None = None) -> None:
         super().__init__(path)
+        self._path = path
         self._call = threading.local()
 
     @property
@@ -93,6 +99,37 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         pixels = self.decode(view, pixel_format, scaling_factor=factor, flags=turbojpeg.TJFLAG_LIMITSCANS)
         return pixels, call.warning
 
+    @property
+    def divides(self) -> bool:
+        """Whether `divide` is there: the library is libjpeg-turbo 3."""
+        return self._TurboJPEG__transform3 is not None
+
+    def divide(self, view: memoryview, interval: int) -> bytes:
+        """Rewrite a JPEG, its coefficients unchanged, with a restart marker after every `interval` MCUs.
+
+        As `jpegtran -copy all -optimize -restart`: markers like EXIF and ICC are kept.
+
+        Raises
+        ------
+        DecodeError
+            In libjpeg's words; its warnings, too, are errors here.
+        """
+        call = _transform_functions(self._path or self._TurboJPEG__find_turbojpeg())
+        handle = ctypes.c_void_p(call.tj3Init(_TJINIT_TRANSFORM))
+        target, size = ctypes.c_void_p(), ctypes.c_size_t()
+        source = np.frombuffer(view, np.uint8)
+        try:
+            call.tj3Set(handle, _TJPARAM_STOPONWARNING, 1)
+            call.tj3Set(handle, _TJPARAM_RESTARTBLOCKS, interval)
+            transform = turbojpeg.TransformStruct(options=_TJXOPT_OPTIMIZE)
+            if call.tj3Transform(handle, ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(source.size), 1,
+                                 ctypes.byref(target), ctypes.byref(size), ctypes.byref(transform)):
+                raise DecodeError(f"libjpeg-turbo: {call.tj3GetErrorStr(handle).decode()}")
+            return ctypes.string_at(target, size.value)
+        finally:
+            call.tj3Free(target)
+            call.tj3Destroy(handle)
+
     def _TurboJPEG__report_error(self, handle: int) -> None:
         # Not by tjGetErrorCode: it calls a fatal error a warning when there was a warning before it,
         # and the pixels are then whatever was in memory.  libjpeg's warnings are few.
@@ -109,6 +146,15 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         check_size(width, height, self._call.max_pixels)
         above, below = factor or (1, 1)
         return (-(-width * above // below), -(-height * above // below), *rest)
+
+
+@functools.lru_cache(maxsize=1)
+def _transform_functions(path: str) -> ctypes.CDLL:
+    """Return the library's functions that PyTurboJPEG doesn't hand on."""
+    library = ctypes.CDLL(path)
+    library.tj3Init.restype = ctypes.c_void_p
+    library.tj3GetErrorStr.restype = ctypes.c_char_p
+    return library
 
 
 def _load() -> Turbo | None:
