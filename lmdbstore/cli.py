@@ -108,15 +108,16 @@ def ingest(
         str | None,
         typer.Option(metavar="TEMPLATE", help="Where an id's file is: '{id[0]}/{id}.jpg'. Known layouts are found."),
     ] = None,
-    check: Annotated[
-        str, typer.Option(metavar="decode|header|none", help="How closely to look at each image.")
-    ] = "decode",
+    check: Annotated[str, typer.Option(metavar="decode|header|none", help="How closely to look at each.")] = "decode",
     order: Annotated[str, typer.Option(metavar="id|csv|shuffle", help="The order in the file.")] = "id",
     strict: Annotated[bool, typer.Option("--strict", help="Publish nothing if a row can't be stored.")] = False,
     keep_truncated: Annotated[bool, typer.Option("--keep-truncated", help="Take images that end early.")] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Take files that links place outside DIR.")
-    ] = False,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Take files linked from outside DIR.")] = False,
+    tile: Annotated[bool, typer.Option("--tile", help="Make JPEGs that can be cut, losslessly.")] = False,
+    short_side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Shrink to this shorter side.")] = None,
+    max_side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Shrink to this longer side.")] = None,
+    quality: Annotated[int | None, typer.Option(metavar="1-100", help="Of the JPEGs that shrinking makes.")] = None,
+    pixels: Annotated[bool, typer.Option("--pixels", help="Store decoded pixels, for small images.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace STORE when the new one is complete.")] = False,
     workers: Annotated[int | None, typer.Option(help="Threads that read and check; default: all cores.")] = None,
     quiet: Quiet = False,
@@ -138,6 +139,11 @@ def ingest(
         keep_truncated=keep_truncated,
         follow_links=follow_links,
         workers=workers,
+        tile=tile,
+        short_side=short_side,
+        max_side=max_side,
+        quality=quality,
+        pixels=pixels,
     )
     last = Progress(0, 0, 0)
     with _bar(quiet) as move, _going_on(lambda: last, out):
@@ -273,7 +279,8 @@ def export(
     ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Only these ids, one per line.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write files and csv again, byte for byte."""
+    """Write files and csv again, byte for byte as they are stored."""
+    from lmdbstore.export import changes
     from lmdbstore.export import export as run
     from lmdbstore.store import ImageStore
 
@@ -281,6 +288,8 @@ def export(
         count = run(opened, out=out, ids=None if ids is None else _lines(ids), progress=move)
     if not quiet:
         print(f"{out}: {count:,} images and {opened.manifest.source['csv']}")
+        for change in changes(opened.manifest):
+            print(f"note: {change}")
 
 
 def _lines(path: Path) -> list[str]:

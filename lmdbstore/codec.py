@@ -6,6 +6,7 @@ JPEG goes to libjpeg-turbo (turbo.py); what that can't do, PNG and WebP go to Op
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["MAX_PIXELS", "ImageInfo", "backend", "check", "decode", "decode_plan
            "encode_ppm", "probe"]
 
 Color = Literal["rgb", "bgr"]
+Touch = Callable[[int, int], object]
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 
 # TJPF_* and TJSAMP_* of libjpeg-turbo's ABI
@@ -91,7 +93,7 @@ def decode(data: BytesLike, *, color: Color = "rgb", orientation: int | None = N
 
 
 def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orientation: int, color: Color = "rgb",
-                max_pixels: int = MAX_PIXELS) -> Pixels:
+                max_pixels: int = MAX_PIXELS, touch: Touch | None = None) -> Pixels:
     """Decode what a plan takes of an image.
 
     Parameters
@@ -101,6 +103,8 @@ def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orienta
     plan : Plan
     width, height, orientation : int
         Of the upright image, as the plan was made for; and its EXIF orientation.
+    touch : callable, optional
+        Called with the range of bytes, start and stop, that is about to be read, the header left out.
 
     Returns
     -------
@@ -115,7 +119,8 @@ def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orienta
 
     part = inside(plan.window, width, height)
     stored = as_stored(part, width, height, orientation)
-    pixels = decode_window(data, stored, scale=plan.scale, color=color, orientation=orientation, max_pixels=max_pixels)
+    pixels = decode_window(data, stored, scale=plan.scale, color=color, orientation=orientation,
+                           max_pixels=max_pixels, touch=touch)
     if part != plan.window:
         above, left = part.y - plan.window.y, part.x - plan.window.x
         pixels = opencv.on_black(pixels, above, left, plan.window.height, plan.window.width)
@@ -123,7 +128,7 @@ def decode_plan(data: BytesLike, plan: Plan, *, width: int, height: int, orienta
 
 
 def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Color = "rgb", orientation: int = 1,
-                  max_pixels: int = MAX_PIXELS) -> Pixels:
+                  max_pixels: int = MAX_PIXELS, touch: Touch | None = None) -> Pixels:
     """Decode a part of an image at 1/scale; of a tiled JPEG, only the segments that the part lies in.
 
     Parameters
@@ -136,6 +141,8 @@ def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Col
         1, 2, 4 or 8: libjpeg's scaled decoding, on averages of scale x scale pixels in other formats.
     orientation : int
         Applied to the part.
+    touch : callable, optional
+        As in `decode_plan`.
 
     Returns
     -------
@@ -148,7 +155,7 @@ def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Col
     DecodeError, ImageTooLarge
     """
     _check_color(color)
-    view, window = _cut(as_view(data), window, scale)
+    view, window = _cut(as_view(data), window, scale, touch)
     x, y, width, height = scaled(window, scale)
     pixels = _at_scale(view, scale, color, max_pixels)
     if pixels.shape[0] < y + height or pixels.shape[1] < x + width:
@@ -161,13 +168,15 @@ def decode_window(data: BytesLike, window: Window, *, scale: int = 1, color: Col
     return opencv.upright(np.ascontiguousarray(pixels), orientation)
 
 
-def _cut(view: memoryview, window: Window, scale: int) -> tuple[memoryview, Window]:
+def _cut(view: memoryview, window: Window, scale: int, touch: Touch | None) -> tuple[memoryview, Window]:
     """Return the part of a tiled JPEG that holds a window, and the window in it; anything else as it is."""
     try:
-        part = tiles.cut(view, *window, margin=scale)
+        part = tiles.cut(view, *window, margin=scale, touch=touch)
     except ValueError:  # not in the picture: found out once more, when that is decoded
         part = None
     if part is None:
+        if touch:
+            touch(0, len(view))
         return view, window
     return as_view(part.data), window._replace(x=window.x - part.x, y=window.y - part.y)
 

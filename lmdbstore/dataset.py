@@ -59,7 +59,7 @@ class ImageDataset(torch.utils.data.Dataset[Any]):
     -----
     Randomness: crops, albumentations transforms and callables that take `rng` depend on the seed,
     the epoch and the image, and on nothing else: not on workers, threads or the order of reading.
-    `set_epoch` gives the epoch; BlockShuffleSampler and BatchLoader do so themselves.  Until it was
+    `set_epoch` gives the epoch; BlockShuffleSampler calls it, and BatchLoader has its own count.  Until it was
     first called, an image's epoch is the number of times that it was asked for before.
     Threads: items may be read from several at once if the transform allows it; an albumentations one does.
     Processes: works under fork, spawn and forkserver, before or after the first read;
@@ -142,7 +142,9 @@ class ImageDataset(torch.utils.data.Dataset[Any]):
         """
         return self.load(i)
 
-    def load(self, i: int, *, epoch: int | None = None, key: tuple[int, ...] = (), out: np.ndarray | None = None) -> Any:
+    def load(
+        self, i: int, *, epoch: int | None = None, key: tuple[int, ...] = (), out: np.ndarray | None = None
+    ) -> Any:
         """Return item i, of an epoch: `dataset[i]` for whoever reads ahead of the loop.
 
         Parameters

@@ -1,4 +1,4 @@
-"""A store turned back into files and a csv, byte for byte."""
+"""A store turned back into files and a csv, byte for byte as they are stored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lmdbstore.errors import ExportError
+from lmdbstore.layout import Manifest
 from lmdbstore.publish import publish, staging_path
 from lmdbstore.store import ImageStore
 from lmdbstore.template import PathTemplate
@@ -58,6 +59,18 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return len(positions)
+
+
+def changes(manifest: Manifest) -> list[str]:
+    """Say in what way the images of a store aren't the files that were ingested; empty where they are."""
+    options, said = manifest.options, []
+    if options.get("short_side") or options.get("max_side"):
+        said.append("images that were larger were made smaller by the ingest; their files can't be had back")
+    if options.get("pixels"):
+        said.append("images were ingested as pixels, and come out as PPM, whatever the ending of their names")
+    if options.get("tile"):
+        said.append("JPEG files were tiled by the ingest: their bytes differ from the files', their pixels don't")
+    return said
 
 
 def _write(store: ImageStore, folder: Path, positions: np.ndarray, progress: Callable[[int, int], None] | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+FIT_SHARE = 0.875  # the rest lets the training process grow within an epoch
 _FILES = {  # limit, usage, keys of memory.stat that are page cache; by version of the control groups
     "cgroup2": ("memory.max", "memory.current", ("active_file", "inactive_file")),
     "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -31,6 +32,11 @@ def available(proc: Path = Path("/proc")) -> int | None:
     """
     rooms = [_machine_room(proc), *map(_group_room, memory_groups(proc))]
     return min((room for room in rooms if room is not None), default=None)
+
+
+def fits(size: int, room: int | None) -> bool:
+    """Tell whether `size` bytes of a file simply stay in the page cache, with `room` bytes available (None: unknown)."""
+    return room is None or size <= room * FIT_SHARE
 
 
 def memory_groups(proc: Path = Path("/proc")) -> Iterator[tuple[str, Path]]:

@@ -76,8 +76,11 @@ def reduced(pixels: np.ndarray, height: int, width: int) -> Any:
 
 
 def shrunk(pixels: np.ndarray, scale: int) -> Any:
-    """Shrink to 1/scale, sides rounded up: what stands in for a scaled decode where there is none."""
-    height, width = (-(-side // scale) for side in pixels.shape[:2])
+    """Average squares of scale x scale pixels, sides rounded up: stands in for a scaled decode where there is none."""
+    below, right = (-side % scale for side in pixels.shape[:2])
+    if below or right:  # whole squares everywhere: a part of the picture gives the pixels that the whole gives
+        pixels = cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE)
+    height, width = (side // scale for side in pixels.shape[:2])
     return pixels if scale == 1 else cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
 
 

@@ -103,6 +103,7 @@ class ReadAhead:
         keep_fraction: float = 1.0,
     ) -> None:
         fd = os.open(path, os.O_RDONLY)
+        pagecache.read_exactly(fd)
         self._shared = _Shared(os.fspath(path), fd, steps, ahead_bytes, keep_fraction, ready=first, wanted=first)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=_run, args=(self._shared,), name="lmdbstore-readahead", daemon=True)

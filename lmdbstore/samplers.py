@@ -19,9 +19,7 @@ from lmdbstore.shuffle import BlockSchedule, Int64s, RandomSchedule, Reading, pl
 
 BLOCK_BYTES = 8 << 20
 WINDOW_BLOCKS = 4
-# Of the available memory: below FIT_SHARE a set simply stays in memory; of a larger one, KEEP_SHARE (less the
-# read-ahead) does.  What is left lets the training process grow within an epoch.
-FIT_SHARE = 0.875
+# Of the available memory: what stays resident of a set that doesn't fit (memory.fits), the read-ahead included.
 KEEP_SHARE = 0.7
 
 
@@ -232,7 +230,7 @@ class BlockShuffleSampler(Sampler[int]):
 
 def resident_fraction(size: int, room: int | None, ahead: int) -> float:
     """Return the part of `size` bytes to keep in memory, with `room` available and `ahead` read ahead (bytes)."""
-    if room is None or size <= room * FIT_SHARE:
+    if room is None or memory.fits(size, room):
         return 1.0
     return max(0.0, room * KEEP_SHARE - 2 * ahead) / size
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lmdbstore import codec, layout, pagecache
+from lmdbstore import codec, layout, memory, pagecache
 from lmdbstore.errors import (
     CorruptStore,
     DecodeError,
@@ -33,6 +33,11 @@ from lmdbstore.layout import Array, Manifest, Reject, TextColumn
 from lmdbstore.pages import Pages
 from lmdbstore.plans import Plan
 from lmdbstore.selection import InspectedStore
+
+
+# Of a tiled image this large, in bytes, only what a crop needs is read: the head, with the index of the tiles, and
+# then the tiles, two requests to the disk.  Of a smaller one everything, in one.
+_LARGE, _HEAD = 1 << 18, 1 << 14
 
 
 class ImageStore(InspectedStore):
@@ -67,6 +72,7 @@ class ImageStore(InspectedStore):
         self._fd, self._map = _open(self.path)
         self._close = weakref.finalize(self, os.close, self._fd)
         self._columns: dict[str, Array] = {}
+        self._in_memory: bool | None = None
         try:
             self.manifest = self._read_manifest()
         except StoreError as error:
@@ -170,12 +176,9 @@ class ImageStore(InspectedStore):
         ------
         CorruptStore, ReadError
         """
-        offset, length = int(self.column("offset")[i]), int(self.column("length")[i])
-        buffer = self._buffer()
-        if offset < 0 or length < 0 or offset + length > len(buffer):
-            raise CorruptStore(f"{self.where(i)}: bytes {offset} to {offset + length} of a file of {len(buffer)}")
-        self._make_resident(offset, length)
-        return memoryview(buffer)[offset : offset + length]
+        view, offset = self._extent(i)
+        self._make_resident(offset, len(view))
+        return view
 
     def read(self, id: str) -> bytes:
         """Return the file's bytes, as they were ingested."""
@@ -200,11 +203,29 @@ class ImageStore(InspectedStore):
         options: dict[str, Any] = {"color": color, "orientation": orientation, "max_pixels": self.max_pixels}
         try:
             if plan is None:
-                return codec.decode(self.view(i), **options)
+                return codec.decode(self._encoded(i), **options)
             width, height = self.size_at(i)
-            return codec.decode_plan(self.view(i), plan, width=width, height=height, **options)
+            data, touch = self._planned(i)
+            return codec.decode_plan(data, plan, width=width, height=height, touch=touch, **options)
         except DecodeError as error:
             raise error.at(self.where(i)) from None
+
+    def _encoded(self, i: int) -> memoryview | bytes:
+        # A mapped page can't be dropped, so of a file that is larger than memory the sampler couldn't choose what
+        # stays (docs/decisions.md): such a file is read into a buffer, 13 us for 100 KB.
+        if self._in_memory is None:
+            self._in_memory = memory.fits(len(self._buffer()), memory.available())
+        if self._in_memory:
+            return self.view(i)
+        return self.pread(int(self.column("offset")[i]), int(self.column("length")[i]))
+
+    def _planned(self, i: int) -> tuple[memoryview | bytes, codec.Touch | None]:
+        """Return the bytes of image i for a part of it, and what makes those of the part resident, if they aren't."""
+        if int(self.column("length")[i]) < _LARGE or not self.manifest.options.get("tile"):
+            return self._encoded(i), None
+        view, offset = self._extent(i)
+        self._make_resident(offset, _HEAD)
+        return view, lambda start, stop: self._make_resident(offset + start, stop - start)
 
     def size_at(self, i: int) -> tuple[int, int]:
         """Return width and height of image i in pixels, EXIF orientation applied."""
@@ -297,6 +318,14 @@ class ImageStore(InspectedStore):
             raise StoreClosed(f"{self.path}: the store was closed")
         return self._map
 
+    def _extent(self, i: int) -> tuple[memoryview, int]:
+        """Return the bytes of image i, wherever they are now, and their offset in the file."""
+        offset, length = int(self.column("offset")[i]), int(self.column("length")[i])
+        buffer = self._buffer()
+        if offset < 0 or length < 0 or offset + length > len(buffer):
+            raise CorruptStore(f"{self.where(i)}: bytes {offset} to {offset + length} of a file of {len(buffer)}")
+        return memoryview(buffer)[offset : offset + length], offset
+
     def _make_resident(self, offset: int, length: int) -> None:
         try:
             pagecache.make_resident(self._fd, offset, length)
@@ -371,8 +400,7 @@ def _map(fd: int, path: Path) -> mmap.mmap:
     # What is read is read by its exact extent: the kernel's read-ahead, up to 8 MiB around each, would only cost.
     if hasattr(found, "madvise") and hasattr(mmap, "MADV_RANDOM"):
         found.madvise(mmap.MADV_RANDOM)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    pagecache.read_exactly(fd)
     return found
 
 

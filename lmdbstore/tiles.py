@@ -13,6 +13,7 @@ at is looked at before it is used, and a JPEG in which something doesn't fit isn
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,8 @@ def with_index(data: BytesLike) -> bytes | None:
     return b"".join([b"\xff\xd8", color, found, rest, tables, segments])
 
 
-def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int = 1) -> Cut | None:
+def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int = 1,
+        touch: Callable[[int, int], object] | None = None) -> Cut | None:
     """Take the part of a tiled JPEG that holds a window.
 
     The window's pixels, decoded from the part, are those of the whole picture, bit for bit: segments
@@ -153,6 +155,8 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
     margin : int
         Pixels around the window that come with it.  1 for a decoder that gives every pixel,
         n for one that scales down to 1/n.
+    touch : callable, optional
+        Called before the segments are read, with the range of bytes in which they lie.
 
     Returns
     -------
@@ -176,6 +180,9 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
         raise ValueError(f"window of {width} x {height} at ({x}, {y}) in a picture of {tiles.width} x {tiles.height}")
     columns = _touched(x - margin, x + width + margin, tiles.tile_width, tiles.across)
     rows = _touched(y - margin, y + height + margin, tiles.tile_height, tiles.down)
+    if touch:
+        first, last = rows.start * tiles.across + columns.start, (rows.stop - 1) * tiles.across + columns.stop
+        touch(int(tiles.edges[first]) - 2, int(tiles.edges[last]))
     if len(columns) == tiles.across and len(rows) == tiles.down:
         return Cut(data, 0, 0)
     part = _part(as_view(data), tiles, columns, rows)

@@ -18,6 +18,7 @@ import numpy as np
 
 from lmdbstore.errors import DecodeError
 from lmdbstore.headers import check_size
+from lmdbstore.integrity import MAX_SCANS
 
 _ADVICE = ("JPEG images are decoded by OpenCV instead, which is slower and finds fewer damaged files. "
            "To install it: `pip install 'PyTurboJPEG>=1.8.3,<2'` and the library (`apt-get install libturbojpeg0` "
@@ -29,7 +30,8 @@ _WARNINGS = ("Corrupt JPEG data: ", "Premature end of JPEG file", "Warning: ", "
              "Inconsistent progression sequence", "Invalid SOS parameters", "Application transferred too many")
 
 # TurboJPEG 3's ABI
-_TJINIT_TRANSFORM, _TJPARAM_STOPONWARNING, _TJPARAM_RESTARTBLOCKS, _TJXOPT_OPTIMIZE = 2, 0, 18, 256
+_TJINIT_TRANSFORM, _TJXOPT_OPTIMIZE = 2, 256
+_TJPARAM_STOPONWARNING, _TJPARAM_SCANLIMIT, _TJPARAM_RESTARTBLOCKS = 0, 13, 18
 
 try:
     import turbojpeg
@@ -120,6 +122,7 @@ class Turbo(_Base or object):  # type: ignore[misc]  # a base class known at run
         source = np.frombuffer(view, np.uint8)
         try:
             call.tj3Set(handle, _TJPARAM_STOPONWARNING, 1)
+            call.tj3Set(handle, _TJPARAM_SCANLIMIT, MAX_SCANS)
             call.tj3Set(handle, _TJPARAM_RESTARTBLOCKS, interval)
             transform = turbojpeg.TransformStruct(options=_TJXOPT_OPTIMIZE)
             if call.tj3Transform(handle, ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(source.size), 1,

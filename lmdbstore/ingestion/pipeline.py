@@ -17,8 +17,10 @@ import numpy as np
 
 import lmdbstore
 from lmdbstore import layout
+from lmdbstore.codec import ImageInfo
 from lmdbstore.errors import IngestError, OptionError, PathError, RowsRejected, StoreExists
 from lmdbstore.ingestion.images import CHECKS, Found, Reader, Rejected
+from lmdbstore.ingestion.preprocess import Treated, Treatment, summary, treatment
 from lmdbstore.ingestion.rows import Rows, read_rows
 from lmdbstore.ingestion.writer import STORED, Batch, Staging
 from lmdbstore.layout import Array, Manifest, Reject, TextColumn, column_type
@@ -35,7 +37,7 @@ _PROBED_ROWS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IngestOptions:
+class IngestOptions(Treatment):
     """How a csv becomes a store.
 
     Parameters
@@ -57,6 +59,8 @@ class IngestOptions:
         Take files that symbolic links place outside the folder of images.
     workers : int, optional
         Threads that read and check.  Default: as many as there are cores.
+    tile, short_side, max_side, quality, pixels
+        What is changed of the images: see `Treatment`.
     """
 
     id_column: str = "id"
@@ -69,6 +73,7 @@ class IngestOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.check not in CHECKS:
             raise OptionError(f"check {self.check!r}: choose one of {', '.join(CHECKS)}")
         if self.order not in ORDERS:
@@ -183,6 +188,7 @@ class Plan(NamedTuple):
     order: np.ndarray  # int64, positions among the rows, in the order of writing
     template: PathTemplate
     identity: dict[str, Any]
+    treat: Callable[[bytes, ImageInfo], Treated] | None
 
 
 def make_plan(job: _Job) -> Plan:
@@ -200,7 +206,8 @@ def make_plan(job: _Job) -> Plan:
     else:
         exact = [name for name, stored in rows.names.items() if column_type(rows.columns[stored]) != "<f8"]
         template = PathTemplate(job.options.path, columns=exact)
-    return Plan(rows, _order(rows, job.options.order), template, _identity(job, rows, template))
+    identity = _identity(job, rows, template)
+    return Plan(rows, _order(rows, job.options.order), template, identity, treatment(job.options))
 
 
 def _order(rows: Rows, order: str) -> np.ndarray:
@@ -212,7 +219,8 @@ def _order(rows: Rows, order: str) -> np.ndarray:
 
 
 def _identity(job: _Job, rows: Rows, template: PathTemplate) -> dict[str, Any]:
-    kept = ("check", "order", "keep_truncated", "follow_links")
+    changes = (field.name for field in dataclasses.fields(Treatment))
+    kept = ("check", "order", "keep_truncated", "follow_links", *changes)
     return {
         "options": {name: getattr(job.options, name) for name in kept},
         "source": {
@@ -290,6 +298,7 @@ def _results(job: _Job, plan: Plan, start: int, workers: int) -> Generator[Resul
         check=job.options.check,
         keep_truncated=job.options.keep_truncated,
         follow_links=job.options.follow_links,
+        treat=plan.treat,
     )
     tasks = (plan.order[at : at + _TASK_ROWS] for at in range(start, len(plan.order), _TASK_ROWS))
     pool = ThreadPoolExecutor(workers, "lmdbstore-read")
@@ -344,7 +353,8 @@ def _batches(results: Iterator[Result], rows: Rows, *, settled: int) -> Iterator
 
 def _stored(row: int, found: Found) -> tuple[int, ...]:
     info = found.info
-    return row, found.checksum, info.width, info.height, info.orientation, layout.FORMATS.index(info.format)
+    code = layout.FORMATS.index(info.format)
+    return row, found.checksum, info.width, info.height, info.orientation, code, found.how
 
 
 def _finish(job: _Job, plan: Plan, staging: Staging) -> None:
@@ -368,7 +378,7 @@ def _finish(job: _Job, plan: Plan, staging: Staging) -> None:
         image_bytes=int(length.sum()),
         rejected=len(rejects),
         columns=table,
-        notes=tuple(plan.rows.notes),
+        notes=(*plan.rows.notes, *summary(job.options, stored["how"])),
         rejects_checksum=layout.checksum(packed),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         writer=f"lmdbstore {lmdbstore.__version__}",

@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 
 from lmdbstore import layout
-from lmdbstore.errors import CorruptStore, FormatVersionError, IngestBusy, IngestError, NotAStore, OptionsChanged
+from lmdbstore.errors import CorruptStore, IngestBusy, IngestError, OptionsChanged, StoreError
 from lmdbstore.layout import Array, Column, Manifest, Reject
 from lmdbstore.pages import Extent, Pages
 from lmdbstore.publish import fsync
@@ -38,6 +38,7 @@ STORED = np.dtype(
         ("height", "<i4"),
         ("orientation", "u1"),
         ("format", "u1"),
+        ("how", "u1"),  # what was done to it: preprocess.How
     ]
 )
 
@@ -139,16 +140,26 @@ class Staging:
     def _resume(self, plan: dict[str, Any]) -> None:
         self.settled = self.resumed_from = 0
         self.finished: Manifest | None = None
-        if not os.path.getsize(self.path):
+        if self._is_new():
             self._write(_putting(_PROGRESS, {_PLAN_KEY: msgpack.packb(plan)}), 4096, 1)
             return
         try:
             found = self._plan()
-        except (CorruptStore, NotAStore, FormatVersionError) as error:
+        except StoreError as error:
             raise IngestError(f"{self.path}: not an ingest that can go on ({error}); delete it to start over") from None
         if found != plan:
             raise OptionsChanged(f"{self.path}: {_difference(found, plan)}; delete it to start over")
         self.settled = self.resumed_from = max((entry["settled"] for entry in self._journal()), default=0)
+
+    def _is_new(self) -> bool:
+        """Tell whether nothing was ever put: a new file, or one whose first transaction didn't come to its end."""
+        if not os.path.getsize(self.path):
+            return True
+        try:
+            with _mapped(self.path) as buffer:
+                return not Pages(buffer).databases()
+        except StoreError:
+            return False
 
     def _plan(self) -> dict[str, Any]:
         """Return the plan of what is there; sets `finished` when only the final name is missing."""
