@@ -7,6 +7,7 @@ same thing for the code, and the only place that knows the names.
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -272,14 +273,48 @@ def unpack_manifest(data: bytes) -> Manifest:
         raise CorruptStore(f"the manifest isn't complete ({type(error).__name__}: {error})") from None
 
 
+# What a manifest must have, and what its maps must; a store that lies about it is refused at open.
+_FIELDS: dict[str, type] = {
+    "build_id": str,
+    "images": int,
+    "image_bytes": int,
+    "rejected": int,
+    "columns": list,
+    "options": dict,
+    "source": dict,
+    "notes": list,
+    "rejects_checksum": int,
+    "created": str,
+    "writer": str,
+    "format_version": int,
+}
+_OPTIONS: dict[str, type] = {"order": str}
+_SOURCE: dict[str, type] = {"csv": str, "header": str, "id_column": str, "columns": dict, "folder": str, "path": str}
+_COLUMN_TYPE = re.compile(r"text|<[iuf][248]|\|[iu]1")
+
+
 def _manifest(raw: dict[str, Any]) -> Manifest:
-    known = {field.name: raw[field.name] for field in dataclasses.fields(Manifest)}
-    known["columns"] = tuple(Column(*row) for row in known["columns"])
-    known["notes"] = tuple(known["notes"])
-    for name in ("images", "image_bytes", "rejected"):
-        if not isinstance(known[name], int) or known[name] < 0:
-            raise ValueError(f"{name} is {known[name]!r}")
-    return Manifest(**known)
+    _check_types(raw, _FIELDS)
+    _check_types(raw["options"], _OPTIONS)
+    _check_types(raw["source"], _SOURCE)
+    if not all(isinstance(name, str) for pair in raw["source"]["columns"].items() for name in pair):
+        raise ValueError("the names of the columns aren't text")
+    known = {name: raw[name] for name in _FIELDS}
+    return Manifest(**{**known, "columns": tuple(map(_column, raw["columns"])), "notes": tuple(map(str, raw["notes"]))})
+
+
+def _check_types(found: dict[str, Any], kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(found[name], kind) or (kind is int and found[name] < 0):
+            raise ValueError(f"{name} is {found[name]!r:.60}")
+
+
+def _column(row: Any) -> Column:
+    column = Column(*row)
+    sound = isinstance(column.name, str) and isinstance(column.type, str) and _COLUMN_TYPE.fullmatch(column.type)
+    if not sound or not all(isinstance(value, int) and value >= 0 for value in column[2:]):
+        raise ValueError(f"a column is {row!r:.60}")
+    return column
 
 
 class Reject(NamedTuple):

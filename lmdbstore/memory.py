@@ -35,7 +35,7 @@ def available(proc: Path = Path("/proc")) -> int | None:
 
 
 def fits(size: int, room: int | None) -> bool:
-    """Tell whether `size` bytes of a file simply stay in the page cache, with `room` bytes available (None: unknown)."""
+    """Tell whether `size` bytes of a file stay in the page cache, with `room` bytes available (None: unknown)."""
     return room is None or size <= room * FIT_SHARE
 
 

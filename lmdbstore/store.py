@@ -34,7 +34,6 @@ from lmdbstore.pages import Pages
 from lmdbstore.plans import Plan
 from lmdbstore.selection import InspectedStore
 
-
 # Of a tiled image this large, in bytes, only what a crop needs is read: the head, with the index of the tiles, and
 # then the tiles, two requests to the disk.  Of a smaller one everything, in one.
 _LARGE, _HEAD = 1 << 18, 1 << 14

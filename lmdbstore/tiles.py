@@ -28,6 +28,9 @@ MAX_INTERVAL = 8
 # The index, docs/format.md: where tables, frame header and data start in the file, segments in a row, rows, and the
 # size of a segment in pixels; then the length of each segment in two bytes
 _FIELDS = struct.Struct(">III4H")
+# A picture with a chroma of 2 samples in a row or fewer is upsampled by another rule (libjpeg's jdsample.c): a part is
+# made wider than that, as it will be after scaling down
+_LEAST_WIDTH = 8  # pixels
 _MOST_COLOR = 4  # segments of the colour space before the index
 _MOST = (65_533 - len(INDEX_NAME) - _FIELDS.size) // 2  # segments in an index
 
@@ -178,8 +181,8 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
         return None
     if not (0 <= x < x + width <= tiles.width and 0 <= y < y + height <= tiles.height):
         raise ValueError(f"window of {width} x {height} at ({x}, {y}) in a picture of {tiles.width} x {tiles.height}")
-    columns = _touched(x - margin, x + width + margin, tiles.tile_width, tiles.across)
-    rows = _touched(y - margin, y + height + margin, tiles.tile_height, tiles.down)
+    columns = _touched(x - margin, x + width + margin, tiles.tile_width, tiles.width, least=_LEAST_WIDTH * margin)
+    rows = _touched(y - margin, y + height + margin, tiles.tile_height, tiles.height, least=1)
     if touch:
         first, last = rows.start * tiles.across + columns.start, (rows.stop - 1) * tiles.across + columns.stop
         touch(int(tiles.edges[first]) - 2, int(tiles.edges[last]))
@@ -189,9 +192,12 @@ def cut(data: BytesLike, x: int, y: int, width: int, height: int, *, margin: int
     return None if part is None else Cut(part, columns.start * tiles.tile_width, rows.start * tiles.tile_height)
 
 
-def _touched(start: int, stop: int, size: int, count: int) -> range:
-    """Return the tiles along one side, `count` of `size` pixels, that pixels `start` to `stop` lie in."""
-    return range(max(0, start) // size, min(count, -(-stop // size)))
+def _touched(start: int, stop: int, size: int, side: int, *, least: int) -> range:
+    """Return the tiles, of `size` pixels along a side, that pixels `start` to `stop` lie in; `least` pixels or more."""
+    first, last = max(0, start) // size, -(-min(side, stop) // size)
+    while min(side, last * size) - first * size < min(side, least):
+        first, last = max(0, first - 1), last + (last * size < side)
+    return range(first, last)
 
 
 def _part(view: memoryview, tiles: Tiles, columns: range, rows: range) -> bytes | None:
