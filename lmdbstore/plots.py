@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lmdbstore.errors import OptionError
 from lmdbstore.pictures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Picture
 from lmdbstore.selection import Selection, count_values, default_label
 
@@ -104,11 +105,11 @@ def plot_residency(maps: Mapping[str, Any], *, size: int) -> Picture:
 
     Raises
     ------
-    ValueError
+    OptionError
         No strip, or more than can be told apart.
     """
     if not 1 <= len(maps) <= MOST_STRIPS:
-        raise ValueError(f"{len(maps)} residency maps; 1 to {MOST_STRIPS} expected")
+        raise OptionError(f"{len(maps)} residency maps; 1 to {MOST_STRIPS} expected")
     from matplotlib.colors import LinearSegmentedColormap
 
     colors = LinearSegmentedColormap.from_list("resident", ["#EEEEEE", BLUE])

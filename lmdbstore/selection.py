@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from lmdbstore.errors import LabelError
 from lmdbstore.layout import FORMATS
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Inspected:
         Raises
         ------
         MissingKey, MissingColumn, MissingDependency
-        ValueError
+        OptionError
             More images than a sheet holds.
         """
         selection = self._selection()
@@ -117,7 +118,7 @@ class Inspected:
         Parameters
         ----------
         distance : int
-            Bits, of 64, in which two hashes may differ (see `duplicates.hashes`).
+            Bits, of 64, in which two hashes may differ, 0 to 6 (see `duplicates.hashes`).
         progress : callable, optional
             Called with (images done, images).
         """
@@ -241,6 +242,37 @@ def default_label(store: ImageStore) -> str | None:
     """Return the column to take as label when nobody names one: the first of integers, else the first."""
     integers = [name for name in store.columns if getattr(store.column(name), "dtype", np.dtype("V")).kind in "iu"]
     return next(iter([*integers, *store.columns]), None)
+
+
+def labelled(store: ImageStore, text: str, *, column: str | None = None) -> Selection:
+    """Return the images whose label is written like this, in file order.
+
+    Parameters
+    ----------
+    text : str
+        A number if the column is one of numbers.
+    column : str, optional
+        Default: `default_label`.
+
+    Raises
+    ------
+    LabelError
+        No such column, or no image has this label.
+    """
+    name = column or default_label(store)
+    if name is None:
+        raise LabelError(f"{store.path}: the store has no column but the id, so no labels")
+    values = store.column(name)
+    value: Any = text
+    if isinstance(values, np.ndarray):
+        try:
+            value = int(text) if values.dtype.kind in "iu" else float(text)
+        except ValueError:
+            raise LabelError(f"{store.path}: column {name!r} is of numbers, {text!r} isn't one") from None
+    found = store.select(**{name: value})
+    if not len(found):
+        raise LabelError(f"{store.path}: no image has {text!r} in column {name!r}")
+    return found
 
 
 def count_values(values: Any) -> tuple[list[Any], np.ndarray]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lmdbstore import codec
-from lmdbstore.errors import DecodeError, LmdbstoreError, PathError
+from lmdbstore.errors import DecodeError, LmdbstoreError, OptionError, PathError
 from lmdbstore.layout import Reject
 from lmdbstore.pictures import BLACK, DPI, GREY, VERMILLION, Picture
 from lmdbstore.selection import Selection, default_label
@@ -110,9 +110,7 @@ def reject_sheet(store: Any, *, images: str | os.PathLike[str] | None, n: int) -
     return draw([_reject_tile(reject, folder, template) for reject in rejects[:n]], title)
 
 
-def tiles(
-    chosen: Selection, *, label: str | None, transform: Callable[..., Any] | None = None
-) -> Iterable[Tile]:
+def tiles(chosen: Selection, *, label: str | None, transform: Callable[..., Any] | None = None) -> Iterable[Tile]:
     """Yield a tile for each image; one that doesn't decode has its reason in place of a picture."""
     labels = [""] * len(chosen) if label is None else [f"{value} · " for value in chosen.column(label)]
     read = _reader(chosen, transform)
@@ -127,7 +125,7 @@ def tiles(
 
 
 def plan(sizes: Sequence[tuple[int, int]]) -> Grid:
-    """Choose where pictures of these sizes (width, height) go: rows as high as their highest picture, few cells empty."""
+    """Choose where pictures of these sizes (width, height) go: rows as high as their highest, few cells empty."""
     columns = _columns(len(sizes))
     side = min(LARGEST_SIDE, max(SMALLEST_SIDE, (WIDTH - GAP) // columns - GAP))
     boxes, top = [], float(TITLE_HEIGHT)
@@ -194,7 +192,7 @@ def _reject_tile(reject: Reject, folder: Path | None, template: PathTemplate) ->
     if path is None:
         return Tile(None, caption, reject.reason)
     try:
-        return Tile(codec.decode(path.read_bytes()), (caption[0], f"{caption[1]}: {_bare(reject.reason)}"))
+        return Tile(codec.decode(path.read_bytes()), (f"{caption[0]}, {caption[1]}", _bare(reject.reason)))
     except (OSError, DecodeError):
         return Tile(None, caption, reject.reason)
 
@@ -233,4 +231,4 @@ def _draw_tile(axes: Any, tile: Tile, box: Box, side: int) -> None:
 
 def _check_count(count: int) -> None:
     if not 0 <= count <= MOST_TILES:
-        raise ValueError(f"{count:,} pictures on one sheet; {MOST_TILES} at most")
+        raise OptionError(f"{count:,} pictures on one sheet; {MOST_TILES} at most")

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lmdbstore.errors import OptionError
+
 
 def reduced(pixels: np.ndarray, side: int) -> np.ndarray:
     """Return a picture, (H, W, C) uint8, averaged over square blocks; its shorter side stays `side` or more.
@@ -27,7 +29,7 @@ def displayable(item: Any) -> np.ndarray:
 
     Raises
     ------
-    ValueError
+    OptionError
         Not an image: quotes the shape.
     """
     values = np.asarray(item)
@@ -36,7 +38,7 @@ def displayable(item: Any) -> np.ndarray:
     if values.ndim == 2:
         values = values[:, :, None]
     if values.ndim != 3 or values.shape[2] not in (1, 3) or 0 in values.shape:
-        raise ValueError(f"the transform returned {type(item).__name__} of shape {values.shape}; one image expected")
+        raise OptionError(f"the transform returned {type(item).__name__} of shape {values.shape}; one image expected")
     if values.dtype != np.uint8:
         low, high = float(values.min()), float(values.max())
         low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))

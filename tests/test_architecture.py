@@ -55,6 +55,7 @@ TABLE: dict[str, set[str]] = {
     "epochs": set(),
     "bench": {"torch"},
     "doctor": set(),
+    "listing": set(),
     "thumbnails": set(),
     "duplicates": set(),
     "pictures": {"matplotlib"},

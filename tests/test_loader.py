@@ -106,9 +106,7 @@ def samplers() -> dict[str, Callable[[Any], Any]]:
         "random": lambda d: RandomSampler(d, generator=seeded()),
         "random, unseeded": RandomSampler,
         "subset": lambda d: SubsetRandomSampler(range(3, 30), generator=seeded()),
-        "weighted": lambda d: WeightedRandomSampler(range(1, 41), 50, replacement=False, generator=seeded())
-        if len(d) > 50
-        else WeightedRandomSampler(range(1, 41), 33, replacement=False, generator=seeded()),
+        "weighted": lambda _: WeightedRandomSampler(range(1, 41), 33, replacement=False, generator=seeded()),
         "distributed": lambda d: DistributedSampler(d, num_replicas=3, rank=1),
         "blocks": lambda d: BlockShuffleSampler(d, block_bytes=20_000, num_replicas=2, rank=1),
         "blocks, random": lambda d: BlockShuffleSampler(d, order="random"),
@@ -261,7 +259,7 @@ def test_held_batches_never_change(store_path: Path) -> None:
 
 def bytes_of(kept: Any) -> bytes:
     if isinstance(kept, torch.UntypedStorage):
-        return bytes(kept.tolist())
+        return torch.empty(0, dtype=torch.uint8).set_(kept).numpy().tobytes()
     return kept.contiguous().numpy().tobytes() if isinstance(kept, torch.Tensor) else np.asarray(kept).tobytes()
 
 

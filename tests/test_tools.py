@@ -23,7 +23,7 @@ MAKE_SAMPLE = REPOSITORY / "tools" / "make_sample.py"
 SCRIPTS = ("tools/check", "tools/demo", "tools/bootstrap.sh", ".ci/run")
 # The distribution that an import comes from, where the names differ; cv2 comes with albumentations.
 DISTRIBUTIONS = {"turbojpeg": "pyturbojpeg", "cv2": "albumentations"}
-EXTRAS = {"matplotlib", "ray", "fsspec"}  # asked for by the modules that need them
+EXTRAS = {"matplotlib", "pandas", "ray", "fsspec"}  # asked for by the modules that need them
 
 
 def make_sample(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
