@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lmdbstore.errors import LabelError
+from lmdbstore.errors import LabelError, OptionError
 from lmdbstore.layout import FORMATS
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ class Selection(Inspected):
 
     def sample(self, n: int, *, seed: int = 0) -> Selection:
         """Return `n` of these images, or all if there are fewer, at random, in the order they have here."""
+        if n < 0:
+            raise OptionError(f"n={n!r} images; 0 or more expected")
         if n >= len(self):
             return self
         chosen = np.random.default_rng((seed, len(self))).choice(len(self), size=n, replace=False, shuffle=False)

@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import cv2
 import pytest
 
 from conftest import Photos
 
-COMMANDS = ("ingest", "info", "verify", "get", "export", "warm", "evict", "doctor", "bench")
+COMMANDS = ("ingest", "info", "verify", "get", "export", "warm", "evict", "doctor", "bench", "show", "ls")
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -175,3 +176,71 @@ def test_a_signal_is_one_line_and_the_same_command_goes_on(
     again = run(*arguments)
     assert again.returncode == 0 and "went on after" in again.stdout
     assert run("verify", out).returncode == 0
+
+
+# Looking
+
+
+def test_show_draws_a_sheet(photos: Photos, store_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "ids").write_text("\n".join(photos.ids[:3]))
+    label = photos.labels[photos.ids[0]]
+    sheet = tmp_path / "sheet.png"
+    for choice in (
+        ["--random", 5],
+        [photos.ids[0], photos.ids[1]],
+        ["--ids", tmp_path / "ids"],
+        ["--label", label, "--column", "landmark_id"],
+        ["--rejects"],
+    ):
+        shown = run("show", store_path, *choice, "-o", sheet)
+        assert (shown.returncode, shown.stderr, shown.stdout) == (0, "", f"{sheet}\n"), choice
+        assert cv2.imread(str(sheet)).shape[1] == 1900
+        sheet.unlink()
+    assert run("show", store_path, "-o", sheet, "--quiet").stdout == ""
+
+
+def test_show_of_rejects_draws_what_is_left_of_them(photos: Photos, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    whole = photos.data(photos.ids[20])
+    photos.path(photos.ids[20]).write_bytes(whole[: len(whole) * 2 // 3])
+    ingest(photos, tmp_path / "o.lmdb")
+    grey = []  # what libjpeg puts where there is no data
+    for more in ([], ["--images", photos.images]):
+        assert run("show", tmp_path / "o.lmdb", "--rejects", *more, "-o", tmp_path / "r.png").returncode == 0
+        grey.append(int((cv2.imread(str(tmp_path / "r.png")) == 128).all(2).sum()))
+    assert grey[1] > grey[0] + 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["{id}"], 2, "'-o'"),
+        (["-o", "{new}.txt"], 1, "ending chooses the format"),
+        (["-o", "{new}.png", "gone"], 1, "'gone'"),
+        (["-o", "{new}.png", "--label", "x"], 1, "isn't one"),
+        (["-o", "{new}.png", "--label", "5"], 1, "no image has '5'"),
+        (["-o", "{new}.png", "--label", "27", "--column", "landmark"], 1, "landmark_id"),
+        (["-o", "{new}.png", "--label", "27", "--rejects"], 2, "one of them"),
+        (["-o", "{new}.png", "--random", "-1"], 2, "-1"),
+        (["-o", "no/folder/x.png"], 1, "no/folder"),
+    ],
+)
+def test_mistakes_of_show(
+    photos: Photos, store_path: Path, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    names = {"id": photos.ids[0], "new": tmp_path / "new"}
+    shown = run("show", store_path, *(argument.format(**names) for argument in arguments))
+    assert shown.returncode == code and said in shown.stderr and "Traceback" not in shown.stderr, shown.stderr
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_ls_lists_the_columns(photos: Photos, store_path: Path) -> None:
+    head, *rows = run("ls", store_path, "--csv").stdout.splitlines()
+    assert head == "id,landmark_id,width,height,orientation,format,length"
+    assert {row.split(",")[0]: int(row.split(",")[1]) for row in rows} == photos.labels
+    label = photos.labels[photos.ids[0]]
+    lines = run("ls", store_path, "--label", label).stdout.splitlines()
+    assert {line.split()[0] for line in lines[1:]} == {id for id in photos.ids if photos.labels[id] == label}
+    assert run("ls", store_path, "--label", "x").returncode == 1

@@ -23,7 +23,9 @@ def store(store_path: Path) -> Iterator[ImageStore]:
 
 @pytest.fixture
 def text_store(photos: Photos, tmp_path: Path) -> Iterator[ImageStore]:
-    photos.csv.write_text("id,place,score\n" + "".join(f"{id},town {k % 3},{k / 8}\n" for k, id in enumerate(photos.ids)))
+    photos.csv.write_text(
+        "id,place,score\n" + "".join(f"{id},town {k % 3},{k / 8}\n" for k, id in enumerate(photos.ids))
+    )
     ingest(photos.csv, images=photos.images, out=tmp_path / "text.lmdb")
     with ImageStore(tmp_path / "text.lmdb") as opened:
         yield opened
@@ -85,7 +87,9 @@ def test_select_of_text(text_store: ImageStore, photos: Photos) -> None:
     assert set(text_store.select(place=["town 1", "town 2"])) == set(photos.ids[1::3]) | set(photos.ids[2::3])
 
 
-def test_labelled_reads_the_label_as_the_column_has_it(store: ImageStore, text_store: ImageStore, photos: Photos) -> None:
+def test_labelled_reads_the_label_as_the_column_has_it(
+    store: ImageStore, text_store: ImageStore, photos: Photos
+) -> None:
     label = photos.labels[photos.ids[0]]
     assert labelled(store, f"{label}").ids == store.select(landmark_id=label).ids
     assert set(labelled(text_store, "town 1")) == set(photos.ids[1::3])

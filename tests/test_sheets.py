@@ -17,8 +17,8 @@ from lmdbstore.errors import LmdbstoreError, MissingColumn, MissingKey, OptionEr
 
 pytest.importorskip("matplotlib")
 
-from lmdbstore import sheets, thumbnails  # noqa: E402
-from lmdbstore.pictures import Picture  # noqa: E402
+from lmdbstore import sheets, thumbnails
+from lmdbstore.pictures import Picture
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_ids_are_no_formulas_and_no_control_codes(photos: Photos, tmp_path: Path
     odd = r"$\frac{a$"
     flat, names = tmp_path / "flat", (odd, "b\tc", "x" * 90)
     flat.mkdir()
-    for number, name in enumerate(names):
+    for number in range(len(names)):
         (flat / f"{number}.jpg").write_bytes(photos.data(photos.ids[0]))
     csv = tmp_path / "odd.csv"
     csv.write_text("id,file\n" + "".join(f"{name},{number}\n" for number, name in enumerate(names)))
@@ -182,7 +182,9 @@ def test_few_cells_stay_empty(count: int, columns: int) -> None:
     assert len({box.left for box in sheets.plan([(50, 50)] * count).boxes}) == columns
 
 
-@pytest.mark.parametrize(("text", "shown"), [("short", "short"), ("a" * 9, "a" * 9), ("abcdefghijk", "abcd…hijk"), ("a\x1b[2J", "a�[2J")])
+@pytest.mark.parametrize(
+    ("text", "shown"), [("short", "short"), ("a" * 9, "a" * 9), ("abcdefghijk", "abcd…hijk"), ("a\x1b[2J", "a�[2J")]
+)
 def test_long_texts_lose_their_middle(text: str, shown: str) -> None:
     assert sheets.shorten(text, 9) == shown
 

@@ -146,3 +146,10 @@ def test_every_requirement_is_pinned_for_every_python(metadata: configparser.Con
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (REPOSITORY / "lmdbstore" / "py.typed").exists()
+
+
+def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, REPOSITORY / "tools" / "fuzz", "--seconds", "4"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    assert re.search(r"\d+ store refused", shown.stdout) and not list(tmp_path.iterdir())

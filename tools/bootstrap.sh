@@ -71,6 +71,16 @@ install_turbojpeg() {
     has_turbojpeg || say "note: no libturbojpeg here, so OpenCV decodes (slower); on Debian/Ubuntu: sudo apt-get install libturbojpeg0"
 }
 
+# want COMMAND PACKAGE WHAT: a program that apt may bring; without it WHAT is said.
+want() {
+    command -v "$1" >/dev/null && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing $2 ..."
+        { apt-get install -y -qq "$2" || { apt-get update -qq && apt-get install -y -qq "$2"; }; } >>"$LOG" 2>&1 </dev/null
+    fi
+    command -v "$1" >/dev/null || say "note: no $1 here, so $3 (Debian/Ubuntu: sudo apt-get install $2)"
+}
+
 bootstrap() {
     local python
     python=$(find_python) || exit 1
