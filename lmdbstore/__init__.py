@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lmdbstore.dataset import ImageDataset as ImageDataset
     from lmdbstore.ingestion import IngestOptions as IngestOptions
     from lmdbstore.ingestion import ingest as ingest
+    from lmdbstore.loader import BatchLoader as BatchLoader
+    from lmdbstore.normalization import normalize as normalize
     from lmdbstore.samplers import BlockShuffleSampler as BlockShuffleSampler
     from lmdbstore.store import ImageStore as ImageStore
     from lmdbstore.verification import verify as verify
@@ -21,12 +23,14 @@ __version__ = "0.1.0"
 
 # name -> module, loaded when it is first asked for (PEP 562): the import stays light
 _PUBLIC = {
+    "BatchLoader": "lmdbstore.loader",
     "BlockShuffleSampler": "lmdbstore.samplers",
     "ImageDataset": "lmdbstore.dataset",
     "ImageStore": "lmdbstore.store",
     "IngestOptions": "lmdbstore.ingestion",
     "LmdbstoreError": "lmdbstore.errors",
     "ingest": "lmdbstore.ingestion",
+    "normalize": "lmdbstore.normalization",
     "verify": "lmdbstore.verification",
 }
 

@@ -33,6 +33,7 @@ from lmdbstore.dataset import ImageDataset
 from lmdbstore.epochs import BenchResult, Epoch, Options, with_disk_wait
 from lmdbstore.errors import NotCold
 from lmdbstore.layout import TextColumn
+from lmdbstore.loader import BatchLoader
 from lmdbstore.samplers import BlockShuffleSampler
 from lmdbstore.store import ImageStore
 
@@ -57,6 +58,7 @@ def run(
     batch_size: int = 64,
     pipeline: str = "seed",
     cold: bool = False,
+    loader: str = "dataloader",
     progress: Callable[[Progress], None] | None = None,
 ) -> BenchResult:
     """Run epochs of a store and, when csv and images are given, of the folder that it came from.
@@ -70,11 +72,13 @@ def run(
     epochs : int
         For each side, the sides in turn.
     workers, batch_size : int
-        Of the DataLoader.
+        Of the DataLoader, or threads of the BatchLoader.
     pipeline : {"seed", "rrc"}
         See `folder.pipeline`.
     cold : bool
         Evict each side's files before its first epoch; the later epochs find what that one left.
+    loader : {"dataloader", "batch"}
+        Of the store's epochs; the folder's are a DataLoader's.
     progress : callable, optional
         Called with a `Progress` after every batch.
 
@@ -88,7 +92,7 @@ def run(
     -----
     Threads: call it from one only, it times what it does.  Processes: starts `workers` DataLoader workers.
     """
-    options = Options(Path(store), _path(csv), _path(images), epochs, workers, batch_size, pipeline, cold)
+    options = Options(Path(store), _path(csv), _path(images), epochs, workers, batch_size, pipeline, cold, loader)
     sides, size = _sides(options)
     measured = []
     for number in range(epochs):
@@ -106,8 +110,8 @@ class _Side(Protocol):
     name: str
     files: list[str]
 
-    def opened(self, number: int) -> AbstractContextManager[tuple[Any, dict[str, Any]]]:
-        """Return a context: the dataset and the arguments that make the DataLoader shuffle."""
+    def opened(self, number: int) -> AbstractContextManager[tuple[Any, Any]]:
+        """Return a context: the dataset's loader, shuffling, and its sampler."""
 
     def costs(self) -> Costs:
         """Measure the parts."""
@@ -122,12 +126,16 @@ class _StoreSide:
         self.options, self.label, self.files = options, label, [str(options.store)]
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def opened(self, number: int) -> Iterator[tuple[Any, Any]]:
         with ImageStore(self.options.store) as store:
             dataset = ImageDataset(store, transform=folder.pipeline(self.options.pipeline), label=self.label)
             sampler = BlockShuffleSampler(dataset)
             sampler.set_epoch(number)
-            yield dataset, {"sampler": sampler}
+            if self.options.loader == "batch":
+                threads = max(1, self.options.workers)
+                yield BatchLoader(dataset, self.options.batch_size, sampler=sampler, num_threads=threads), sampler
+            else:
+                yield _data_loader(dataset, self.options, sampler=sampler), sampler
 
     def costs(self) -> Costs:
         with ImageStore(self.options.store) as store:
@@ -151,8 +159,9 @@ class _FolderSide:
         self.dataset = folder.FolderDataset(paths, labels, folder.pipeline(options.pipeline))
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        yield self.dataset, {"shuffle": True, "generator": torch.Generator().manual_seed(number)}
+    def opened(self, number: int) -> Iterator[tuple[Any, Any]]:
+        generator = torch.Generator().manual_seed(number)
+        yield _data_loader(self.dataset, self.options, shuffle=True, generator=generator), None
 
     def costs(self) -> Costs:
         return costs.measure(
@@ -189,18 +198,19 @@ def _epoch(
     what = f"{side.name} {number + 1}/{options.epochs}"
     timeline: list[tuple[float, int]] = []
     start = time.perf_counter()
-    with side.opened(number) as (dataset, order):
-        loader = torch.utils.data.DataLoader(
-            dataset, batch_size=options.batch_size, num_workers=options.workers, **order
-        )
-        done = 0
+    with side.opened(number) as (loader, sampler):
+        total, done = len(loader.dataset), 0
         for batch in loader:
             done += len(batch[0] if isinstance(batch, list) else batch)
             timeline.append((time.perf_counter() - start, done))
             if progress is not None:
-                progress(Progress(what, done, len(dataset)))
-        waited = getattr(order.get("sampler"), "waited_s", None)
+                progress(Progress(what, done, total))
+        waited = getattr(sampler, "waited_s", None)
     return Epoch(side.name, number, resident, timeline[-1][0], timeline[0][0], waited, tuple(timeline))
+
+
+def _data_loader(dataset: Any, options: Options, **order: Any) -> Any:
+    return torch.utils.data.DataLoader(dataset, options.batch_size, num_workers=options.workers, **order)
 
 
 def _evict(side: _Side) -> float:

@@ -364,7 +364,8 @@ def bench(
     csv: Annotated[Path | None, typer.Option(metavar="TRAIN_CSV", help="Measure the folder beside the store.")] = None,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of images.")] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of each side, in turn.")] = 3,
-    workers: Annotated[int, typer.Option(help="DataLoader workers.")] = 2,
+    workers: Annotated[int, typer.Option(help="Workers of DataLoader, threads of BatchLoader.")] = 2,
+    loader: Annotated[str, typer.Option(metavar="dataloader|batch", help="What iterates the store.")] = "dataloader",
     batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 64,
     pipeline: Annotated[str, typer.Option(metavar="seed|rrc", help="The augmentation.")] = "seed",
     cold: Annotated[bool, typer.Option("--cold", help="Begin each side with nothing of it in memory.")] = False,
@@ -389,6 +390,7 @@ def bench(
             batch_size=batch_size,
             pipeline=pipeline,
             cold=cold,
+            loader=loader,
             progress=progress,
         )
     if plot is not None:

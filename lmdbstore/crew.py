@@ -16,30 +16,40 @@ from lmdbstore import opencv
 def crew(count: int) -> Iterator[ThreadPoolExecutor]:
     """Start threads in each of which torch and OpenCV keep to that thread; OpenCV does so in the whole process.
 
-    At the end, what hasn't begun is dropped, and what has is waited for.
+    At the end, what hasn't begun is dropped, and what has is waited for; not in one of the threads themselves, where
+    the garbage collector may bring the end about.
     """
+    members: set[int] = set()
     before = torch.get_num_threads()
     ready = threading.Barrier(count + 1)
 
     def settle() -> None:
         torch.set_num_threads(1)  # of this thread, and the default for threads that ask for the first time
         torch.get_num_threads()  # which this one does here
+        members.add(threading.get_ident())
         ready.wait()
 
     with _opencv_in_one_thread():
         executor = ThreadPoolExecutor(count, thread_name_prefix="lmdbstore-loader", initializer=settle)
         try:
-            for _ in range(count):
-                executor.submit(int)  # starts a thread, since those before it wait at the barrier
-            ready.wait()
+            _start(executor, count, ready)
             torch.set_num_threads(before)  # the default again
             yield executor
         finally:
-            ready.abort()
-            executor.shutdown(cancel_futures=True)
+            executor.shutdown(wait=threading.get_ident() not in members, cancel_futures=True)
 
 
-_opencv_lock = threading.Lock()
+def _start(executor: ThreadPoolExecutor, count: int, ready: threading.Barrier) -> None:
+    try:
+        for _ in range(count):
+            executor.submit(int)  # starts a thread, since those before it wait at the barrier
+        ready.wait()
+    except BaseException:  # no more threads, or Ctrl-C: those that there are must not wait for the rest
+        ready.abort()
+        raise
+
+
+_opencv_lock = threading.RLock()  # a collected iterator may end within
 _opencv_users = 0
 _opencv_before = 1
 

@@ -16,6 +16,7 @@ from lmdbstore.errors import OptionError
 
 WARM_SHARE = 0.99  # resident share from which an epoch is called warm; the free pages of a store are never read
 BATCHES_A_STRETCH, MOST_STRETCHES = 4, 60  # of a plot
+LOADERS = ("dataloader", "batch")
 PARTS = ("read", "decode", "augment", "transfer")
 
 
@@ -37,6 +38,7 @@ class Options:
     batch_size: int
     pipeline: str
     cold: bool
+    loader: str = "dataloader"
 
     def __post_init__(self) -> None:
         if (self.csv is None) != (self.images is None):
@@ -46,6 +48,8 @@ class Options:
                 raise OptionError(f"{name}={getattr(self, name)}; at least {least} expected")
         if self.pipeline not in folder.PIPELINES:
             raise OptionError(f"pipeline={self.pipeline!r}; there are {', '.join(folder.PIPELINES)}")
+        if self.loader not in LOADERS:
+            raise OptionError(f"loader={self.loader!r}; there are {', '.join(LOADERS)}")
 
 
 @dataclasses.dataclass(frozen=True)

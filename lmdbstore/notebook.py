@@ -1,6 +1,7 @@
 """What a store, a selection and a list of duplicates say of themselves in a notebook's cell.
 
 HTML without style sheets and scripts: it looks the same in JupyterLab, VS Code and on GitHub, and follows the theme.
+Each cell is aligned by a style of its own: JupyterLab's style sheet overrules the attribute `align`.
 """
 
 from __future__ import annotations
@@ -136,9 +137,9 @@ def _rows(facts: Mapping[str, str]) -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
-    lines = ["".join(f'<td align="left">{value}</td>' for value in row) for row in rows]
+    lines = ["".join(f'<td style="text-align: left">{value}</td>' for value in row) for row in rows]
     if head:
-        lines.insert(0, "".join(f'<th align="left">{escape(name)}</th>' for name in head))
+        lines.insert(0, "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in head))
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 

@@ -63,11 +63,15 @@ def upright(pixels: np.ndarray, orientation: int) -> Any:
 
 
 def resized(pixels: np.ndarray, height: int, width: int) -> Any:
-    """Resize to an exact size: INTER_AREA where it shrinks by 2 or more in a direction, else INTER_LINEAR."""
+    """Resize to an exact size: INTER_AREA where it shrinks by 3 or more in a direction, else INTER_LINEAR.
+
+    INTER_LINEAR begins to leave out pixels at 2, and takes 0.07 ms where INTER_AREA takes 0.5 (500 x 375 to 224 x 224).
+    A scaled decode leaves less than 2 for the tighter direction.
+    """
     if pixels.shape[:2] == (height, width):
         return np.ascontiguousarray(pixels)
-    halves = pixels.shape[0] >= 2 * height or pixels.shape[1] >= 2 * width
-    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA if halves else cv2.INTER_LINEAR)
+    skips = pixels.shape[0] >= 3 * height or pixels.shape[1] >= 3 * width
+    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA if skips else cv2.INTER_LINEAR)
 
 
 def reduced(pixels: np.ndarray, height: int, width: int) -> Any:

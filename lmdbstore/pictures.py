@@ -21,7 +21,7 @@ YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#BBBBBB"
 
 DPI = 96  # a notebook's cell is about 950 pixels wide: ten inches
-JPEG_QUALITY = 88
+JPEG_QUALITY = 78
 
 
 class Picture(Figure):
@@ -71,7 +71,7 @@ class Picture(Figure):
         return buffer.getvalue()
 
     def _repr_png_(self) -> bytes | None:
-        return None if self.photos else self._encoded("png")
+        return None if self.photos else self._encoded("png", pil_kwargs={"optimize": True})
 
     def _repr_jpeg_(self) -> bytes | None:
         return self.jpeg() if self.photos else None

@@ -66,7 +66,7 @@ class Resized:
     """The whole image, resized.
 
     The pixels: those of the image decoded at 1/scale, brought to `size` by `cv2.resize`, INTER_AREA where that
-    shrinks by 2 or more in a direction, else INTER_LINEAR.  The scale is the smallest of 1, 1/2, 1/4 and 1/8 at which
+    shrinks by 3 or more in a direction, else INTER_LINEAR.  The scale is the smallest of 1, 1/2, 1/4 and 1/8 at which
     the image isn't smaller than `size` in either direction; at scale 1 the pixels are those of decode and resize.
 
     Parameters

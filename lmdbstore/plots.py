@@ -21,6 +21,8 @@ PART_COLORS = {"disk": VERMILLION, "read": ORANGE, "decode": BLUE, "augment": SK
 PART_NAMES = {"disk": "waiting for the disk"}
 MOST_STRIPS = 40  # of a residency map: more lines than that can't be told apart
 SIZE_BINS = 60
+FEW_SIZES = 12  # distinct ones: up to here each is a disc with its count
+LARGEST_DISC, SMALLEST_DISC = 1200, 30  # points squared
 FEW_CLASSES = 30  # up to here they are drawn at equal distances
 
 
@@ -124,7 +126,7 @@ def plot_residency(maps: Mapping[str, Any], *, size: int) -> Picture:
     axes.set_yticks(range(len(maps)), [_strip_name(name, strip) for name, strip in maps.items()])
     axes.hlines(np.arange(len(maps) - 1) + 0.5, 0, size / 1e6, color="white", linewidth=3)
     axes.spines[:].set_visible(False)
-    picture.colorbar(image, ax=axes, label="resident", ticks=[0, 1], format="{x:.0%}", aspect=8, pad=0.01)
+    picture.colorbar(image, ax=axes, label="resident", ticks=[0, 1], format="{x:.0%}", aspect=25, pad=0.01)
     return picture
 
 
@@ -166,10 +168,28 @@ def _draw_sizes(axes: Any, width: np.ndarray, height: np.ndarray) -> None:
     if not known.any():
         _say_nothing(axes, "not known", "Width × height")
         return
-    limits = [(float(side[known].min()), float(side[known].max()) + 1) for side in (width, height)]
-    counts, x, y = np.histogram2d(width[known], height[known], bins=SIZE_BINS, range=limits)
+    sizes = width[known].astype(np.int64) << 32 | height[known]
+    distinct, counts = np.unique(sizes, return_counts=True)
+    if len(distinct) <= FEW_SIZES:
+        _draw_few_sizes(axes, distinct >> 32, distinct & 0xFFFFFFFF, counts)
+    else:
+        _draw_many_sizes(axes, width[known], height[known])
+
+
+def _draw_few_sizes(axes: Any, width: np.ndarray, height: np.ndarray, counts: np.ndarray) -> None:
+    area = np.maximum(LARGEST_DISC * counts / counts.max(), SMALLEST_DISC)
+    axes.scatter(width, height, s=area, color=BLUE, alpha=0.6)
+    for x, y, count in zip(width, height, counts):
+        axes.annotate(f"{count:,}", (x, y), ha="center", va="center", fontsize=8)
+    axes.margins(0.15)
+    axes.set_title(f"Width × height: {len(counts)} sizes, images of each")
+
+
+def _draw_many_sizes(axes: Any, width: np.ndarray, height: np.ndarray) -> None:
     from matplotlib.colors import LogNorm
 
+    limits = [(float(side.min()), float(side.max()) + 1) for side in (width, height)]
+    counts, x, y = np.histogram2d(width, height, bins=SIZE_BINS, range=limits)
     shown = np.ma.masked_equal(counts.T, 0)
     drawn = axes.pcolormesh(x, y, shown, cmap="cividis_r", norm=LogNorm(1, max(2, counts.max())))
     bar = axes.figure.colorbar(drawn, ax=axes, label="images")
@@ -180,7 +200,8 @@ def _draw_lengths(axes: Any, lengths: np.ndarray) -> None:
     if not len(lengths):
         _say_nothing(axes, "no images", "Size of the files")
         return
-    axes.hist(lengths / 1e3, bins=SIZE_BINS, color=BLUE)
+    axes.hist(lengths / 1e3, bins=int(np.clip(2 * len(lengths) ** 0.5, 10, SIZE_BINS)), color=BLUE)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     median = float(np.median(lengths)) / 1e3
     axes.axvline(median, color=VERMILLION, linestyle="--", label=f"median: {median:,.0f} kB")
     axes.set(title=f"Size of the files: {lengths.sum() / 1e6:,.1f} MB in all", xlabel="kB an image", ylabel="images")
@@ -189,10 +210,10 @@ def _draw_lengths(axes: Any, lengths: np.ndarray) -> None:
 
 def _draw_formats(axes: Any, formats: dict[str, int]) -> None:
     names, counts = list(formats), list(formats.values())
-    bars = axes.barh(names, counts, color=[BLUE, ORANGE, GREEN, PURPLE][: len(names)], height=0.6)
+    bars = axes.barh(names, counts, color=[BLUE, ORANGE, GREEN, PURPLE][: len(names)], height=0.5)
     axes.bar_label(bars, labels=[f"{count:,}" for count in counts], padding=4)
     axes.set(title="Formats", xlabel="images", xlim=(0, max(counts, default=1) * 1.18))
-    axes.set_ylim(-0.5, max(3, len(names)) - 0.5)
+    axes.set_ylim(len(names) - 0.2, -0.8)
 
 
 def _plain_ticks(*axis: Any) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_TILES = 400
 WIDTH = 950  # pixels of a sheet: what JupyterLab shows without shrinking
-LARGEST_SIDE, SMALLEST_SIDE = 220, 110  # pixels of a tile's square
+LARGEST_SIDE, SMALLEST_SIDE = 190, 110  # pixels of a tile's square
 GAP, TITLE_HEIGHT, LINE_HEIGHT = 8, 32, 15  # pixels
 CAPTION_LINES = 2
 PROBLEM_SIZE = (400, 240)  # width and height of what stands in for a picture
@@ -190,11 +190,11 @@ def _reject_tile(reject: Reject, folder: Path | None, template: PathTemplate) ->
     caption = (reject.id or "(no id)", f"line {reject.line}")
     path = None if folder is None else _reject_path(reject.id, folder, template)
     if path is None:
-        return Tile(None, caption, reject.reason)
+        return Tile(None, caption, _bare(reject))
     try:
-        return Tile(codec.decode(path.read_bytes()), (f"{caption[0]}, {caption[1]}", _bare(reject.reason)))
+        return Tile(codec.decode(path.read_bytes()), (f"{caption[0]}, {caption[1]}", _bare(reject)))
     except (OSError, DecodeError):
-        return Tile(None, caption, reject.reason)
+        return Tile(None, caption, _bare(reject))
 
 
 def _reject_path(id: str, folder: Path, template: PathTemplate) -> Path | None:
@@ -208,9 +208,10 @@ def _reject_path(id: str, folder: Path, template: PathTemplate) -> Path | None:
     return path if inside and path.stat().st_size <= LARGEST_REJECT else None
 
 
-def _bare(reason: str) -> str:
-    """Return a reason without the path before it."""
-    return reason.split(": ", 1)[-1]
+def _bare(reject: Reject) -> str:
+    """Return a reason without the path before it: the id stands below."""
+    head, _, tail = reject.reason.partition(": ")
+    return tail if tail and reject.id in head and " " not in head else reject.reason
 
 
 def _draw_tile(axes: Any, tile: Tile, box: Box, side: int) -> None:

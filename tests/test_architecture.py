@@ -71,12 +71,14 @@ ONLY_IN = {"lmdb": "ingestion/writer.py", "ray": "ingestion/on_ray.py"}
 MAY_INGEST = {"ingestion", "cli", "__main__"}
 HEAVY = ("torch", "ray", "fsspec", "matplotlib", "pandas", "cv2", "albumentations", "scipy", "lmdb")
 PUBLIC = {
+    "BatchLoader",
     "BlockShuffleSampler",
     "ImageDataset",
     "ImageStore",
     "IngestOptions",
     "LmdbstoreError",
     "ingest",
+    "normalize",
     "verify",
 }
 LONGEST_FUNCTION = 60  # lines

@@ -121,6 +121,7 @@ def test_table_has_a_line_for_every_epoch_within_a_wide_terminal() -> None:
         ({"workers": -1}, "workers=-1"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"pipeline": "sed"}, "'sed'"),
+        ({"loader": "threads"}, "'threads'; there are dataloader, batch"),
         ({"csv": "train.csv"}, "images=None"),
     ],
 )
@@ -152,8 +153,10 @@ def test_run_takes_the_sides_in_turn_and_counts_every_image(photos: Photos, stor
     assert all(0 < e.first_batch <= e.seconds for e in measured.epochs)
 
 
-def test_run_with_workers_leaves_no_process_behind(store: Path) -> None:  # no_leaks looks
-    measured = bench.run(store, epochs=1, workers=2, batch_size=8, pipeline="seed")
+@pytest.mark.parametrize("loader", ["dataloader", "batch"])
+def test_run_with_workers_leaves_nothing_behind(store: Path, loader: str) -> None:  # no_leaks looks
+    measured = bench.run(store, epochs=1, workers=2, batch_size=8, pipeline="seed", loader=loader)
+    assert measured.options.loader == loader
     assert [e.side for e in measured.epochs] == ["store"]
     assert len(measured.epochs[0].timeline) == 5
 

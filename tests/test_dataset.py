@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from conftest import Photos
-from lmdbstore import ImageDataset, ImageStore, IngestOptions, ingest
+from lmdbstore import BlockShuffleSampler, ImageDataset, ImageStore, IngestOptions, ingest
 from lmdbstore.errors import DecodeError, LabelError, MissingColumn, MissingKey
+from lmdbstore.shuffle import epoch_order
 
 
 def small(image: np.ndarray) -> np.ndarray:
@@ -155,3 +156,88 @@ def test_batches_are_items(store_path: Path) -> None:
 def test_colour_order(store_path: Path) -> None:
     rgb, bgr = ImageDataset(store_path), ImageDataset(store_path, color="bgr")
     np.testing.assert_array_equal(rgb[5], bgr[5][..., ::-1])
+
+
+# Randomness
+
+
+def turning() -> Any:
+    return A.Compose([A.Rotate(limit=90, p=1), A.Resize(8, 8), A.Normalize()])
+
+
+def epoch_of(dataset: ImageDataset, **options: Any) -> torch.Tensor:
+    return torch.cat([images for images, _ in DataLoader(dataset, 8, **options)])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_augmentation_is_the_same_in_every_process_and_epoch(store_path: Path, method: str) -> None:
+    """Persistent workers hear of the epoch, whether the sampler says it or the user."""
+    dataset = ImageDataset(store_path, turning(), "landmark_id", seed=3)
+    epochs = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        epochs.append(epoch_of(dataset))
+    assert not torch.equal(*epochs)
+    for sampler in (range(40), BlockShuffleSampler(dataset, seed=1)):
+        workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
+        loader = DataLoader(dataset, 8, sampler=sampler, **workers)
+        for epoch in range(2):
+            if isinstance(sampler, BlockShuffleSampler):
+                order = epoch_order(sampler.schedule(epoch))
+            else:
+                dataset.set_epoch(epoch)
+                order = np.arange(40)
+            assert torch.equal(torch.cat([images for images, _ in loader]), epochs[epoch][order])
+        del loader
+
+
+def test_without_set_epoch_each_pass_is_augmented_anew(store_path: Path) -> None:
+    first, second = (ImageDataset(store_path, turning(), "landmark_id") for _ in range(2))
+    passes = [epoch_of(first, num_workers=workers) for workers in (0, 2, 1)]
+    assert not torch.equal(passes[0], passes[1]) and not torch.equal(passes[1], passes[2])
+    assert all(torch.equal(images, epoch_of(second)) for images in passes)
+    second.set_epoch(1)
+    assert torch.equal(epoch_of(second), passes[1]) and torch.equal(epoch_of(second), passes[1])
+
+
+def test_a_split_is_augmented_as_the_whole(photos: Photos, store_path: Path) -> None:
+    whole = ImageDataset(store_path, turning())
+    split = ImageDataset(store_path, turning(), ids=photos.ids[20:5:-1])
+    for dataset in (whole, split):
+        dataset.set_epoch(5)
+    for i, at in enumerate(split.indices):
+        np.testing.assert_array_equal(split[i], whole[int(at)])
+
+
+def test_copies_have_an_epoch_of_their_own(store_path: Path) -> None:
+    dataset = ImageDataset(store_path, turning())
+    dataset.set_epoch(2)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.epoch == 2
+    np.testing.assert_array_equal(again[1], dataset[1])
+    again.set_epoch(3)
+    assert dataset.epoch == 2
+
+
+def test_the_transform_may_be_replaced(store_path: Path) -> None:
+    dataset = ImageDataset(store_path, small)
+    assert dataset.transform is small and dataset[0].shape == (8, 8, 3)
+    dataset.transform = None
+    np.testing.assert_array_equal(dataset[0], dataset.store.decode_at(0))
+
+
+def opencv_threads(image: np.ndarray) -> np.ndarray:
+    return np.array([cv2.getNumThreads(), torch.get_num_threads()])
+
+
+def test_workers_keep_to_one_core(store_path: Path) -> None:
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(4)
+    try:
+        large = np.zeros((3000, 3000, 3), np.uint8)
+        cv2.warpAffine(large, np.eye(2, 3), (3000, 3000))  # OpenCV's threads are there when the workers fork
+        dataset = ImageDataset(store_path, opencv_threads)
+        assert (torch.cat(list(DataLoader(dataset, 8, num_workers=2))) == 1).all()
+        assert dataset[0][0] == 4
+    finally:
+        cv2.setNumThreads(before)

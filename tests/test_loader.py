@@ -290,10 +290,19 @@ def test_pool_lends_memory_until_the_last_holder_is_gone() -> None:
     del array
     row = tensor.numpy()[1:][0]
     del tensor
-    assert pool.take((4, 3), np.dtype(np.float32))[1].data_ptr() != place
+    def places() -> list[int]:
+        return [tensor.data_ptr() for tensor in [pool.take((4, 3), np.dtype(np.float32))[1] for _ in range(4)]]
+
+    assert place not in places()
     del row
-    gc.collect()
-    assert pool.take((4, 3), np.dtype(np.float32))[1].data_ptr() == place
+    assert place in places()
+    array, tensor = pool.take((4, 3), np.dtype(np.float32))
+    place = tensor.data_ptr()
+    del tensor
+    assert place not in places()  # the writer has it still
+    del array
+    assert place in places()
+    assert len(pool._free) == 2
 
 
 def test_autograd_holds_its_batch(store_path: Path) -> None:
@@ -395,6 +404,32 @@ def test_a_fork_in_mid_epoch_hinders_nobody(store_path: Path) -> None:
         os._exit(0 if len(list(BatchLoader(dataset, 4, num_threads=2))) == 10 else 1)
     assert len(list(iterator)) == 9
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_an_iterator_may_be_collected_in_one_of_its_own_threads(store_path: Path) -> None:
+    """In a cycle, it ends wherever the garbage collector happens to run."""
+    cycle: list[Any] = []
+
+    def drop_the_cycle(image: np.ndarray) -> np.ndarray:
+        if len(seen) > 9:
+            gc.collect()
+        seen.append(1)
+        return image[:8, :8]
+
+    seen: list[int] = []
+    loader = BatchLoader(ImageDataset(store_path, drop_the_cycle), 4, num_threads=2, prefetch_batches=8)
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        cycle += [cycle, iterator]
+        next(iterator)
+        del iterator, cycle
+        deadline = time.monotonic() + 10
+        while loader_threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not loader_threads()
+    finally:
+        gc.enable()
 
 
 # Threads of others

@@ -205,6 +205,14 @@ def test_the_summary_draws_the_columns(store: ImageStore, photos: Photos) -> Non
         store.summary(label="landmark")
 
 
+def test_few_sizes_are_discs_with_their_counts(store: ImageStore) -> None:
+    store._columns["width"] = np.where(np.arange(40) < 30, 640, 480)
+    store._columns["height"], store._columns["orientation"] = np.full(40, 300), np.ones(40, int)
+    sizes = store.summary().axes[1]
+    assert [text.get_text() for text in sizes.texts] == ["10", "30"]
+    assert sizes.collections[0].get_offsets().tolist() == [[480, 300], [640, 300]]
+
+
 def test_the_summary_of_little(store: ImageStore) -> None:
     for selection in (store[:1], store[[]]):
         assert (selection.summary()._repr_png_() or b"").startswith(b"\x89PNG")

@@ -161,7 +161,7 @@ def test_at_full_scale_the_pixels_are_those_of_decode_crop_and_resize(kind: str)
     for window in (Window(10, 21, 150, 130), Window(0, 0, whole.shape[1], whole.shape[0]), Window(200, 3, 90, 91)):
         found = decode_plan(data, Plan(window, 1, (100, 80)))
         x, y, w, h = window
-        shrinks = w >= 160 or h >= 200
+        shrinks = w >= 240 or h >= 300
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         np.testing.assert_array_equal(found, cv2.resize(whole[y : y + h, x : x + w], (80, 100), interpolation=how))
         same = decode_plan(data, Plan(window, 1, (h, w)))
