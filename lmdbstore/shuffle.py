@@ -139,7 +139,9 @@ class BlockSchedule:
         self._plan = plan
         self._key = (seed, epoch, rank)
         self._segments = deal(plan, seed=seed, epoch=epoch, rank=rank, world=world, drop_last=drop_last)
-        self._edges = _edges(len(self._segments), window_blocks)
+        # the first windows are small, so that the first batch comes after one block and not after all of a window
+        self._edges = _growing_edges(len(self._segments), 1, window_blocks)
+        self._small = int(np.argmax(np.diff(self._edges, append=np.iinfo(np.int64).max) >= window_blocks))
         self.starts = np.append(0, np.cumsum(self._segments[:, 1] - self._segments[:, 0]))[self._edges]
 
     def positions(self, chunk: int) -> Ints:
@@ -149,12 +151,14 @@ class BlockSchedule:
         return members[permutation(len(members), _WINDOW, *self._key, chunk)]
 
     def reading(self, extents: tuple[Int64s, Int64s], chunk: int, group: int) -> Reading:
-        """Return how to read from `chunk` on: 1, 2, 4, ... and then `group` windows at a time, each in file order.
+        """Return how to read from `chunk` on: small windows one by one, then 1, 2, 4, ... and `group` at a time.
 
-        In file order the arm travels less, and passes from one block to the next where both are in the group.
+        Each group is read in file order: the arm travels less, and passes from one block to the next where both are
+        in the group.
         """
         edges = self._edges[chunk:] - self._edges[chunk]  # in steps: a step is a segment
-        groups = _growing_edges(len(edges) - 1, 1, group)  # in windows
+        small = max(0, self._small - chunk)
+        groups = np.append(np.arange(small), small + _growing_edges(len(edges) - 1 - small, 1, group))  # in windows
         segments = self._segments[self._edges[chunk] :]
         which = np.repeat(np.arange(len(groups) - 1), np.diff(edges[groups]))
         order = np.lexsort((segments[:, 0], which))
@@ -238,10 +242,6 @@ def shuffle_quality(labels: npt.NDArray[Any], order: Ints, batch_size: int) -> f
 
 def _index_type(n: int) -> type[np.signedinteger[Any]]:
     return np.int32 if n < 2**31 else np.int64  # half the memory, at 1.58 million 6 MB an array
-
-
-def _edges(n: int, size: int) -> Int64s:
-    return np.append(np.arange(0, n, size), n)
 
 
 def _growing_edges(n: int, first: int, last: int) -> Int64s:

@@ -112,6 +112,16 @@ def test_an_unusable_python_is_one_line(tmp_path: Path) -> None:
     assert "PYTHON=" in said.stderr
 
 
+def test_bench_peers_explains_itself_without_an_environment(tmp_path: Path) -> None:
+    tool = REPOSITORY / "tools" / "bench_peers"
+    for path in (tool, *sorted((tool.parent / "peers").glob("*.py"))):
+        compile(path.read_text(), str(path), "exec")
+    command = [sys.executable, tool, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (shown.returncode, os.access(tool, os.X_OK)) == (0, True), shown.stderr
+    assert "TRAIN_CSV IMAGES" in shown.stdout and not list(tmp_path.iterdir())
+
+
 # The metadata
 
 

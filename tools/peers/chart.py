@@ -10,7 +10,7 @@ import matplotlib
 from peers.registry import SIDES
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 OURS, PEER = "#D55E00", "#9AA5B1"  # told apart by colour-blind people, and in grey
 TITLES = {"seed": "Resize 400, Rotate, ChannelDropout, Normalize", "rrc": "RandomResizedCrop 224, flip, Normalize"}

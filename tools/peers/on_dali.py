@@ -58,9 +58,9 @@ def dali_graph(job: Job, files: list[str], labels: list[int]) -> Any:
 
 def dropped() -> Any:
     """Return a factor a channel: 1, or with probability 0.1 a 0 in one of them."""
-    channel = fn.random.uniform(values=[0, 1, 2], dtype=types.INT32)
-    lost = fn.one_hot(channel, num_classes=3, dtype=types.UINT8) * fn.random.coin_flip(probability=0.1, dtype=types.UINT8)
-    return types.Constant([1, 1, 1], dtype=types.UINT8) - lost
+    channel = fn.one_hot(fn.random.uniform(values=[0, 1, 2], dtype=types.INT32), num_classes=3, dtype=types.UINT8)
+    lost = fn.random.coin_flip(probability=0.1, dtype=types.UINT8)
+    return types.Constant([1, 1, 1], dtype=types.UINT8) - channel * lost
 
 
 def iterator(job: Job) -> Iterable[Any]:

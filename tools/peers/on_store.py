@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lmdbstore import BatchLoader, BlockShuffleSampler, ImageDataset, IngestOptions, folder, ingest
+from lmdbstore import BatchLoader, BlockShuffleSampler, ImageDataset, IngestOptions, ingest
 from lmdbstore.plans import RandomResizedCrop
 from peers.job import Job, augmentation, loading
 
