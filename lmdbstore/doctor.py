@@ -266,6 +266,7 @@ def _dropped(extent: Extent) -> bool:
     path, offset, length = extent
     fd = os.open(path, os.O_RDONLY)
     try:
+        pagecache.clean(fd)
         # the page cache holds pages in folios of up to 2 MiB, and drops whole ones only
         start = offset - offset % _FOLIO
         pagecache.drop(fd, start, -(-(offset + length - start) // _FOLIO) * _FOLIO)

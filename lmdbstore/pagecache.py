@@ -221,13 +221,22 @@ def drop(fd: int, offset: int, length: int) -> None:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
+def clean(fd: int) -> None:
+    """Write a file's dirty pages to the disk, since such a page can't be dropped; a read-only one has none."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS):
+            raise
+
+
 def evict(path: Path) -> int | None:
     """Drop a file from the page cache and return how many bytes are still resident, None if unknown.
 
     What some process has mapped and touched can't be dropped: close every store and end the workers first.
     """
     with _opened(path) as fd:
-        os.fsync(fd)  # a dirty page isn't dropped
+        clean(fd)
         drop(fd, 0, os.fstat(fd).st_size)
         return resident(fd)
 

@@ -245,10 +245,10 @@ def _index_type(n: int) -> type[np.signedinteger[Any]]:
 
 
 def _growing_edges(n: int, first: int, last: int) -> Int64s:
-    """Return the edges of steps of `first`, twice, four times as much ... and then of `last`, that divide range(n)."""
-    sizes = [first]
-    while 2 * sizes[-1] < last:
-        sizes.append(2 * sizes[-1])
-    head = np.append(0, np.cumsum(sizes))
-    edges = np.append(head, np.arange(head[-1] + last, max(n, head[-1]) + last, last))
+    """Return edges that divide range(n): 0, `first`, twice, four times as much, ... and from `last` on every `last`."""
+    head = [0]
+    while first < last:
+        head.append(first)
+        first *= 2
+    edges = np.concatenate((head, np.arange(last, max(n, last) + 1, last)))
     return np.append(edges[edges < n], n)

@@ -25,7 +25,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for panel, (pipeline, rows) in zip(panels[:, 0], found.items()):
         bars(panel, rows)
         panel.set_title(f"{pipeline}: {TITLES[pipeline]}; images/s, warm", loc="left", fontsize=9)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    figure.savefig(path, dpi=90, metadata={"Software": None}, pil_kwargs={"optimize": True})
     pyplot.close(figure)
 
 
