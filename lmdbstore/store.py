@@ -8,7 +8,6 @@ lock, nothing that a fork could break.
 
 from __future__ import annotations
 
-import difflib
 import mmap
 import os
 import weakref
@@ -30,6 +29,7 @@ from lmdbstore.errors import (
     StoreError,
 )
 from lmdbstore.layout import Array, Manifest, Reject, TextColumn
+from lmdbstore.mapping import near, open_mapped
 from lmdbstore.pages import Pages
 from lmdbstore.plans import Plan
 from lmdbstore.selection import InspectedStore
@@ -68,7 +68,7 @@ class ImageStore(InspectedStore):
     def __init__(self, path: str | os.PathLike[str], *, max_pixels: int = codec.MAX_PIXELS) -> None:
         self.path = Path(path).absolute()
         self.max_pixels = max_pixels
-        self._fd, self._map = _open(self.path)
+        self._fd, self._map = open_mapped(self.path)
         self._close = weakref.finalize(self, os.close, self._fd)
         self._columns: dict[str, Array] = {}
         self._in_memory: bool | None = None
@@ -242,7 +242,9 @@ class ImageStore(InspectedStore):
         ------
         ReadError
         """
-        self._buffer()
+        buffer = self._buffer()
+        if not hasattr(os, "pread"):  # Windows
+            return bytes(buffer[offset : offset + length])
         pieces = []
         while length > 0:
             try:
@@ -354,7 +356,7 @@ class ImageStore(InspectedStore):
         if name == self.manifest.source["id_column"] and name not in self._table:
             return self.ids
         if name not in self._table:
-            found = f"no column {name!r}{_near(name, self._table)}; there are {', '.join(self._table)}"
+            found = f"no column {name!r}{near(name, self._table)}; there are {', '.join(self._table)}"
             raise MissingColumn(f"{self.path}: {found}")
         column = self._table[name]
         if not 0 <= column.offset <= column.offset + column.length <= len(buffer):
@@ -365,54 +367,6 @@ class ImageStore(InspectedStore):
             return layout.unpack_column(data, type=column.type, count=len(self))
         except (CorruptStore, TypeError, ValueError) as error:
             raise CorruptStore(f"{self.path}: column {name!r}: {error}") from None
-
-
-def _open(path: Path) -> tuple[int, mmap.mmap | None]:
-    """Open and map a file, or say what is there instead."""
-    try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError:
-        raise NotAStore(f"{path}: no such file{_near(path.name, _siblings(path))}") from None
-    except OSError as error:
-        raise NotAStore(f"{path}: {error.strerror}") from None
-    try:
-        return fd, _map(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _map(fd: int, path: Path) -> mmap.mmap:
-    if os.path.isdir(path):
-        raise NotAStore(f"{path}: a folder; a store is one file, NAME.lmdb")
-    start = os.pread(fd, 64, 0)
-    if not start:
-        raise NotAStore(f"{path}: an empty file")
-    if start.startswith(b"version https://git-lfs"):
-        raise NotAStore(f"{path}: a Git LFS pointer, not the file that it stands for: run git lfs pull")
-    try:
-        found = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        size = os.fstat(fd).st_size
-        advice = "is the address space limited (ulimit -v)?"
-        raise StoreError(f"{path}: can't map {size:,} bytes ({error}); {advice}") from None
-    # What is read is read by its exact extent: the kernel's read-ahead, up to 8 MiB around each, would only cost.
-    if hasattr(found, "madvise") and hasattr(mmap, "MADV_RANDOM"):
-        found.madvise(mmap.MADV_RANDOM)
-    pagecache.read_exactly(fd)
-    return found
-
-
-def _siblings(path: Path) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(path.parent)]
-    except OSError:
-        return []
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _positions(ids: TextColumn, wanted: list[str], by: np.ndarray | None) -> np.ndarray:

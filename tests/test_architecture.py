@@ -33,6 +33,7 @@ TABLE: dict[str, set[str]] = {
     "memory": set(),
     "pagecache": set(),
     "selection": set(),
+    "mapping": set(),
     "store": set(),
     "readahead": set(),
     "shuffle": set(),

@@ -189,6 +189,8 @@ def other_lmdb(path: Path) -> None:
         (lambda path: path.write_text("hello " * 4000), "not as an LMDB file does"),
         (lambda path: path.write_bytes(b"\0"), "1 bytes are too few"),
         (lambda path: path.mkdir(), "a folder; a store is one file"),
+        (os.mkfifo, "not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a file"),
         (other_lmdb, "an LMDB file without a manifest .named databases: theirs."),
     ],
 )
