@@ -95,10 +95,11 @@ def run(
     options = Options(Path(store), _path(csv), _path(images), epochs, workers, batch_size, pipeline, cold, loader)
     sides, size = _sides(options)
     measured = []
-    for number in range(epochs):
-        for side in sides:
-            resident = _evict(side) if cold and number == 0 else _resident_share(side.files)
-            measured.append(_epoch(side, number, resident, options, progress))
+    with folder.one_opencv_thread():  # a worker that is forked while OpenCV's threads are at work can hang for ever
+        for number in range(epochs):
+            for side in sides:
+                resident = _evict(side) if cold and number == 0 else _resident_share(side.files)
+                measured.append(_epoch(side, number, resident, options, progress))
     return BenchResult(
         options, *size, with_disk_wait(measured), {side.name: side.costs() for side in sides}, _machine()
     )
