@@ -151,14 +151,14 @@ class BlockSchedule:
         return members[permutation(len(members), _WINDOW, *self._key, chunk)]
 
     def reading(self, extents: tuple[Int64s, Int64s], chunk: int, group: int) -> Reading:
-        """Return how to read from `chunk` on: small windows one by one, then 1, 2, 4, ... and `group` at a time.
+        """Return how to read from `chunk` on: small windows one by one, then 2, 4, ... and `group` at a time.
 
         Each group is read in file order: the arm travels less, and passes from one block to the next where both are
         in the group.
         """
         edges = self._edges[chunk:] - self._edges[chunk]  # in steps: a step is a segment
         small = max(0, self._small - chunk)
-        groups = np.append(np.arange(small), small + _growing_edges(len(edges) - 1 - small, 1, group))  # in windows
+        groups = np.append(np.arange(small), small + _growing_edges(len(edges) - 1 - small, min(2, group), group))  # in windows
         segments = self._segments[self._edges[chunk] :]
         which = np.repeat(np.arange(len(groups) - 1), np.diff(edges[groups]))
         order = np.lexsort((segments[:, 0], which))
