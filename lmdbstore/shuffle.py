@@ -158,7 +158,8 @@ class BlockSchedule:
         """
         edges = self._edges[chunk:] - self._edges[chunk]  # in steps: a step is a segment
         small = max(0, self._small - chunk)
-        groups = np.append(np.arange(small), small + _growing_edges(len(edges) - 1 - small, min(2, group), group))  # in windows
+        later = _growing_edges(len(edges) - 1 - small, min(2, group), group)
+        groups = np.append(np.arange(small), small + later)  # in windows
         segments = self._segments[self._edges[chunk] :]
         which = np.repeat(np.arange(len(groups) - 1), np.diff(edges[groups]))
         order = np.lexsort((segments[:, 0], which))
