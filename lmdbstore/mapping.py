@@ -57,12 +57,12 @@ def _map(fd: int, path: Path) -> mmap.mmap:
     except (OSError, ValueError) as error:
         advice = "is the address space limited (ulimit -v)?"
         raise StoreError(f"{path}: can't map {status.st_size:,} bytes ({error}); {advice}") from None
-    if found[:23] == b"version https://git-lfs":
-        raise NotAStore(f"{path}: a Git LFS pointer, not the file that it stands for: run git lfs pull")
     # What is read is read by its exact extent: the kernel's read-ahead, up to 8 MiB around each, would only cost.
     if hasattr(found, "madvise") and hasattr(mmap, "MADV_RANDOM"):
         found.madvise(mmap.MADV_RANDOM)
     pagecache.read_exactly(fd)
+    if found[:23] == b"version https://git-lfs":
+        raise NotAStore(f"{path}: a Git LFS pointer, not the file that it stands for: run git lfs pull")
     return found
 
 
