@@ -17,6 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from lmdbstore import opencv
 from lmdbstore.buffers import BufferPool
+from lmdbstore.crew import at_work
 from lmdbstore.dataset import ImageDataset
 
 _CHUNKS_A_THREAD = 4  # parts of a batch: threads end together, and a part is worth the 25 us that a future costs
@@ -91,13 +92,15 @@ class Assembly:
         for row in rows:
             if self.stopped:
                 return
-            item = self._load(job, row)
-            job.items[row] = item if self.collate is not None else self._placed(job, row, item)
+            with at_work():
+                item = self._load(job, row)
+                job.items[row] = item if self.collate is not None else self._placed(job, row, item)
         with job.lock:
             job.left -= len(rows)
             last = job.left == 0
         if last:
-            job.batch = self._batch(job)
+            with at_work():
+                job.batch = self._batch(job)
             job.items, job.array, job.tensor = [], None, None
 
     def _load(self, job: Job, row: int) -> Any:

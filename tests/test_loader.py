@@ -406,6 +406,46 @@ def test_a_fork_in_mid_epoch_hinders_nobody(store_path: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_fork_finds_no_thread_at_an_image(store_path: Path) -> None:
+    """What a thread locks in a library would be locked in the child for ever."""
+    inside: list[int] = []
+
+    def slow(image: np.ndarray) -> np.ndarray:
+        inside.append(1)
+        time.sleep(0.003)
+        inside.pop()
+        return image[:8, :8]
+
+    iterator = iter(BatchLoader(ImageDataset(store_path, slow), 4, num_threads=3, prefetch_batches=8))
+    next(iterator)
+    counts = []
+    for _ in range(10):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(inside))
+        counts.append(os.waitpid(pid, 0)[1])
+        time.sleep(0.002)
+    assert counts == [0] * 10
+    assert len(list(iterator)) == 9
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc")
+def test_the_threads_are_gone_when_the_epoch_is(store_path: Path) -> None:
+    dataset = ImageDataset(store_path, normalized())
+    tasks = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        list(BatchLoader(dataset, 20, num_threads=4))
+        assert len(os.listdir("/proc/self/task")) == tasks
+
+
+def test_forked_workers_after_epochs_of_threads(store_path: Path) -> None:
+    """Train with one, validate with the other."""
+    dataset = ImageDataset(store_path, normalized())
+    for _ in range(8):
+        list(BatchLoader(dataset, 4, num_threads=3))
+        assert len(list(DataLoader(dataset, 20, num_workers=2, timeout=60))) == 2
+
+
 def test_an_iterator_may_be_collected_in_one_of_its_own_threads(store_path: Path) -> None:
     """In a cycle, it ends wherever the garbage collector happens to run."""
     cycle: list[Any] = []
